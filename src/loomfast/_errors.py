@@ -1,0 +1,148 @@
+"""Every error loomfast raises, in one tree.
+
+The branches say who must act: the caller (`BadInputError`), nobody because somebody else was first
+(`ConflictError`), the operator of the store (`StorageError`), the author of the flow (`FlowError`), the
+installer (`InstallError`). Each class has a stable `code` for programs and a `hint` for people.
+
+Control signals that must pass through a flow's `except Exception` derive from `BaseException` and live
+with the runtime, not here.
+
+This module imports nothing of loomfast: every layer may import it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class LoomError(Exception):
+    """Root of every error raised by loomfast. `str(error)` is one line; `hint` says what to do."""
+
+    code: ClassVar[str] = "loom"
+    hint: ClassVar[str] = ""
+
+
+# --- the caller must act -------------------------------------------------------------------------
+
+
+class BadInputError(LoomError, ValueError):
+    """What the caller handed over cannot be used; nothing was written."""
+
+    code = "bad-input"
+
+
+class JsonFormError(BadInputError):
+    """A value has no JSON form. `path` is where (`$.items[3].when`), `type_name` is what stood there."""
+
+    code = "no-json-form"
+    hint = "Hand over JSON values, or one of the types listed in docs/values.md."
+
+    def __init__(self, path: str, type_name: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.type_name = type_name
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[JsonFormError], tuple[str, str, str]]:
+        return type(self), (self.path, self.type_name, self.reason)
+
+
+class UnsupportedTypeError(JsonFormError):
+    """The value's type is not in the table of JSON forms, or its conversion hook failed."""
+
+    code = "unsupported-type"
+
+
+class KeyCollisionError(JsonFormError):
+    """Two keys of one mapping become the same JSON name, such as `1` and `"1"`."""
+
+    code = "key-collision"
+    hint = "Use text keys, so that each stays distinct once written."
+
+
+class CircularValueError(JsonFormError):
+    """The value contains itself."""
+
+    code = "circular-value"
+    hint = "Hand over a tree; put an id where the value refers back to itself."
+
+
+class TooDeepError(JsonFormError):
+    """The value, or a JSON text, nests deeper than `MAX_DEPTH`."""
+
+    code = "too-deep"
+    hint = "Flatten the value; loomfast stores at most MAX_DEPTH levels."
+
+
+class JsonTextError(BadInputError):
+    """A text that should be JSON is not. `offset` counts bytes from its start."""
+
+    code = "bad-json"
+    hint = "The text was not written by loomfast or was damaged; restore it from a copy."
+
+    def __init__(self, offset: int, reason: str) -> None:
+        super().__init__(f"not JSON at byte {offset}: {reason}")
+        self.offset = offset
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[JsonTextError], tuple[int, str]]:
+        return type(self), (self.offset, self.reason)
+
+
+class MalformedEventError(BadInputError):
+    """An event breaks the contract of its kind, or the sequence of its log.
+
+    `execution_id` and `sequence` are `None` where the event is too broken to tell; `field` is the offending
+    field, dotted (`payload.gate`).
+    """
+
+    code = "malformed-event"
+    hint = "Fold the log as it was written: every event, in sequence, unaltered."
+
+    def __init__(self, execution_id: str | None, sequence: int | None, field: str, reason: str) -> None:
+        super().__init__(f"execution {execution_id!r}, sequence {sequence}: {field}: {reason}")
+        self.execution_id = execution_id
+        self.sequence = sequence
+        self.field = field
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[MalformedEventError], tuple[str | None, int | None, str, str]]:
+        return type(self), (self.execution_id, self.sequence, self.field, self.reason)
+
+
+class BadSnapshotError(BadInputError):
+    """A persisted state, or a part of one, is not what the fold writes. `field` is the offending part."""
+
+    code = "bad-snapshot"
+    hint = "Drop the snapshot and fold the log from its start."
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field = field
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[BadSnapshotError], tuple[str, str]]:
+        return type(self), (self.field, self.reason)
+
+
+# --- the installer must act ----------------------------------------------------------------------
+
+
+class InstallError(LoomError, ImportError):
+    """The installed kernels cannot be used as asked."""
+
+    code = "install"
+
+
+class StaleKernelError(InstallError):
+    """A compiled kernel was built from other sources than the Python files beside it."""
+
+    code = "stale-kernel"
+    hint = "Reinstall loomfast, so that the extensions are built from these sources."
+
+
+class KernelMissingError(InstallError):
+    """LOOMFAST_IMPL=native was asked for and the extensions are not installed."""
+
+    code = "kernel-missing"
+    hint = "Install with a C compiler present, or set LOOMFAST_IMPL=auto or pure."

@@ -1,0 +1,1 @@
+REVISION = 1
