@@ -125,6 +125,141 @@ class BadSnapshotError(BadInputError):
         return type(self), (self.field, self.reason)
 
 
+# --- somebody else was first ---------------------------------------------------------------------
+
+
+class ConflictError(LoomError):
+    """Somebody else was first. Nothing of the refused call was written."""
+
+    code = "conflict"
+
+    def __init__(self, execution_id: str, message: str) -> None:
+        super().__init__(message)
+        self.execution_id = execution_id
+
+
+class DuplicateSequenceError(ConflictError):
+    """The log already holds an event at this sequence. `execution_id` is the id as the store knows it."""
+
+    code = "duplicate-sequence"
+    hint = "Another writer drives this execution; load its state again before deciding anything."
+
+    def __init__(self, execution_id: str, sequence: int) -> None:
+        super().__init__(execution_id, f"execution {execution_id!r} already has sequence {sequence}")
+        self.sequence = sequence
+
+    def __reduce__(self) -> tuple[type[DuplicateSequenceError], tuple[str, int]]:
+        return type(self), (self.execution_id, self.sequence)
+
+
+class DuplicateEnvelopeIdError(ConflictError):
+    """A store whose envelope ids are unique over all executions already holds this id."""
+
+    code = "duplicate-envelope-id"
+    hint = "Two executions wrote one envelope id; look for an id that was minted twice."
+
+    def __init__(self, execution_id: str, envelope_id: str) -> None:
+        super().__init__(execution_id, f"envelope id {envelope_id!r} is taken (execution {execution_id!r})")
+        self.envelope_id = envelope_id
+
+    def __reduce__(self) -> tuple[type[DuplicateEnvelopeIdError], tuple[str, str]]:
+        return type(self), (self.execution_id, self.envelope_id)
+
+
+class StaleFenceError(ConflictError):
+    """A newer fencing token has been acquired for this execution, or a token is needed and missing.
+
+    `fence` is the writer's token (None when it had none), `current` the newest.
+    """
+
+    code = "stale-fence"
+    hint = "This writer has been superseded; stop, and let the newer one drive the execution."
+
+    def __init__(self, execution_id: str, fence: int | None, current: int) -> None:
+        held = "no fence" if fence is None else f"fence {fence}"
+        super().__init__(execution_id, f"execution {execution_id!r}: {held}, the current one is {current}")
+        self.fence = fence
+        self.current = current
+
+    def __reduce__(self) -> tuple[type[StaleFenceError], tuple[str, int | None, int]]:
+        return type(self), (self.execution_id, self.fence, self.current)
+
+
+class ExecutionAlreadyExistsError(ConflictError):
+    """`start` with a chosen id found that execution already started. Nothing ran (ADR 0103, D2)."""
+
+    code = "execution-already-exists"
+    hint = "Treat it as started: attach with runtime.handle(execution_id), or ignore the repeat."
+
+    def __init__(self, execution_id: str) -> None:
+        super().__init__(execution_id, f"execution {execution_id!r} already exists")
+
+    def __reduce__(self) -> tuple[type[ExecutionAlreadyExistsError], tuple[str]]:
+        return type(self), (self.execution_id,)
+
+
+# --- the operator of the store must act ----------------------------------------------------------
+
+
+class StorageError(LoomError):
+    """The store could not do what was asked, for a reason of its own."""
+
+    code = "storage"
+
+    def __init__(self, execution_id: str | None, message: str) -> None:
+        super().__init__(message)
+        self.execution_id = execution_id
+
+
+class StorageWriteError(StorageError):
+    """A write did not become durable. `__cause__` is the store's own error.
+
+    `sequence` is the first one that was not written, None where the write was not an append.
+    """
+
+    code = "storage-write"
+    hint = "Nothing acknowledged is lost; mend the store, then recover the execution."
+
+    def __init__(self, execution_id: str | None, sequence: int | None, reason: str) -> None:
+        super().__init__(execution_id, f"execution {execution_id!r}, sequence {sequence}: {reason}")
+        self.sequence = sequence
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[StorageWriteError], tuple[str | None, int | None, str]]:
+        return type(self), (self.execution_id, self.sequence, self.reason)
+
+
+class StartFencedOutError(StorageWriteError):
+    """A start was refused on its fence twice while nobody has written sequence 0: it may be tried again.
+
+    ADR 0103, L20: the newer token's holder wrote nothing and may be dead.
+    """
+
+    code = "start-fenced-out"
+    hint = "Start again with a newer fence."
+
+
+class StoreBusyError(StorageWriteError):
+    """The store was locked by another writer for longer than the busy time. Nothing was written; safe to repeat."""
+
+    code = "store-busy"
+    hint = "Repeat the call; if it recurs, find the process that holds the database locked."
+
+
+class StoreClosedError(StorageError):
+    """The store has been closed."""
+
+    code = "store-closed"
+    hint = "Open a new store; this one's owner has closed it."
+
+
+class StoreReadError(StorageError):
+    """Something stored could not be read back. `execution_id` names the execution that it concerns."""
+
+    code = "storage-read"
+    hint = "Other executions are not affected; restore this one from a copy."
+
+
 # --- the installer must act ----------------------------------------------------------------------
 
 

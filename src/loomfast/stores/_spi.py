@@ -1,0 +1,120 @@
+"""The contract every event store keeps, whoever wrote it.
+
+What lives here: `EventStore` and the values its methods return. What must not: any store.
+
+The guarantees, each with a test in the conformance kit:
+
+ 1. `append_batch` is all or nothing, for any number of envelopes, and keeps their order.
+ 2. An append that returned is durable by the store's own standard, and every later read sees it.
+ 3. Two appends of one `(execution, sequence)` never both succeed: the loser gets `DuplicateSequenceError`.
+ 4. Once a fence has been acquired for an execution, an append without a token, or with an older one, is
+    refused with `StaleFenceError`; the token is checked before the slot, on every envelope.
+ 5. Tokens of one execution increase strictly and survive a restart.
+ 6. Events come back equal: payload bytes, key order, NUL, lone surrogates and the sign of zero included.
+ 7. `read_all` yields every event once, in one total order, and never passes over one that commits late.
+ 8. No call blocks the event loop. Cancelling a caller leaves no half transaction: its write happens whole
+    or not at all.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from loomfast._kernels import Envelope, State, fold_events
+
+
+class ExecutionSummary(NamedTuple):
+    """One row of a listing. `position` is where the execution stands in the listing's order."""
+
+    execution_id: str
+    flow_id: str
+    status: str
+    last_sequence: int
+    position: int
+
+
+class PositionedEvent(NamedTuple):
+    """An event and its place in the store's total order, from 1."""
+
+    position: int
+    event: Envelope
+
+
+class EventStore(ABC):
+    """An append-only store of event logs, one per execution.
+
+    `persists_json` says whether payloads are kept as JSON text; a store of Python objects also takes payloads
+    that have no JSON form (`Opaque`).
+    """
+
+    persists_json: bool = True
+
+    async def append(self, envelope: Envelope) -> None:
+        """Append one event. Raises `DuplicateSequenceError`, `StaleFenceError`, `StorageError`."""
+        await self.append_batch((envelope,))
+
+    @abstractmethod
+    async def append_batch(self, envelopes: Sequence[Envelope]) -> None:
+        """Append events, of one or several executions, all or nothing. Raises as `append`."""
+
+    @abstractmethod
+    async def read_range(self, execution_id: str, first: int, last: int | None) -> list[Envelope]:
+        """Return the events with `first <= sequence <= last`, in order; `last=None` reads to the end.
+
+        Empty for an unknown execution. Raises `StoreReadError` for a row that is not as it was written.
+        """
+
+    async def read(self, execution_id: str) -> list[Envelope]:
+        """Return the whole log; empty for an unknown execution."""
+        return await self.read_range(execution_id, 0, None)
+
+    async def read_from(self, execution_id: str, sequence: int) -> list[Envelope]:
+        """Return the events from `sequence` on."""
+        return await self.read_range(execution_id, sequence, None)
+
+    async def fold(self, execution_id: str, state: State | None = None) -> State | None:
+        """Fold what the log holds after `state` onto it; None for an unknown execution.
+
+        A store overrides this to fold rows without building events, off the event loop.
+        """
+        first = 0 if state is None else state.sequence + 1
+        events = await self.read_from(execution_id, first)
+        return fold_events(state, events) if events else state
+
+    @abstractmethod
+    async def last_sequence(self, execution_id: str) -> int | None:
+        """Return the highest sequence ever written, or None for an unknown execution."""
+
+    @abstractmethod
+    async def list_executions(
+        self, *, status: str | None = None, after: int = 0, limit: int = 100
+    ) -> list[ExecutionSummary]:
+        """Return at most `limit` executions, oldest first, whose `position` is beyond `after`."""
+
+    @abstractmethod
+    async def acquire_fence(self, execution_id: str) -> int:
+        """Return a token newer than every earlier one of this execution; older holders' appends are refused.
+
+        The execution need not exist yet.
+        """
+
+    @abstractmethod
+    async def read_all(self, after: int = 0, *, limit: int = 1000) -> list[PositionedEvent]:
+        """Return at most `limit` events beyond position `after`, in the store's total order."""
+
+    async def close(self) -> None:  # noqa: B027  # a store without resources has nothing to close
+        """Release what the store holds. Idempotent; pending appends are finished first."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
