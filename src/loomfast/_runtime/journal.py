@@ -150,7 +150,7 @@ class ExecutionJournal:
         if self.failure is not None:
             raise AbortSignal from self.failure
         if self.closed:
-            raise RunOverError(f"execution {self.execution_id!r}: this run is over")
+            raise RunOverError(f"execution {self.execution_id!r}: this process no longer drives it")
         for envelope in unit:
             self._fold(envelope)
         self._queue.append(unit)

@@ -1,0 +1,5 @@
+"""Event stores."""
+
+from loomfast.stores._spi import EventStore, ExecutionSummary, PositionedEvent
+
+__all__ = ["EventStore", "ExecutionSummary", "PositionedEvent"]
