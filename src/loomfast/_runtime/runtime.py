@@ -39,11 +39,11 @@ from loomfast.stores import EventStore
 POLL_S = 0.25
 
 
-def ulid() -> str:
-    """Return a new ULID: 26 characters that sort by time of making."""
-    from ulid import ULID
+def ulid_factory() -> Callable[[], str]:
+    """Return a function that makes ULIDs: 26 characters that sort by time of making."""
+    from ulid import ULID  # here, and not with the first start, since importing it takes a while
 
-    return str(ULID())
+    return lambda: str(ULID())
 
 
 class WorkflowRuntime:
@@ -63,7 +63,7 @@ class WorkflowRuntime:
         *,
         flows: Iterable[FlowDefinition | FlowFunction] = (),
         clock: Clock | None = None,
-        id_factory: Callable[[], str] = ulid,
+        id_factory: Callable[[], str] | None = None,
         on_event: Callable[[Envelope], object] | None = None,
         on_commit: Callable[[Envelope], object] | None = None,
         on_storage_error: Callable[[StorageWriteError], object] | None = None,
@@ -72,7 +72,7 @@ class WorkflowRuntime:
     ) -> None:
         self.store = store
         self._clock = clock or SystemClock()
-        self._id_factory = id_factory
+        self._id_factory = id_factory or ulid_factory()
         self._hooks = Hooks(on_event, on_commit, on_storage_error)
         self._determinism = determinism
         self._step_threads = step_threads
