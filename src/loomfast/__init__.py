@@ -4,6 +4,8 @@ A flow is a plain async function. Everything it does becomes an event in an appe
 `fold_events(None, events)`. This module is the only door: what is not named here is private.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from loomfast._core.definitions import FlowDefinition, StepDefinition, flow, step
 from loomfast._errors import (
     BadInputError,
@@ -66,8 +68,11 @@ from loomfast._runtime.effects import EffectContext
 from loomfast._runtime.handle import ExecutionHandle
 from loomfast._runtime.journal import ExecutionJournal
 from loomfast._runtime.runtime import WorkflowRuntime
-from loomfast._vectors import FOLD_VECTORS
-from loomfast.stores import EventStore, ExecutionSummary, MemoryEventStore, PositionedEvent, SqliteEventStore
+from loomfast.stores import EventStore, ExecutionSummary, MemoryEventStore, PositionedEvent
+
+if TYPE_CHECKING:
+    from loomfast._vectors import FOLD_VECTORS
+    from loomfast.stores import SqliteEventStore
 
 __version__ = "0.1.0"
 
@@ -143,3 +148,16 @@ __all__ = [
     "parse_digest",
     "step",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use what most programs do not use."""
+    if name == "FOLD_VECTORS":
+        from loomfast._vectors import FOLD_VECTORS
+
+        return FOLD_VECTORS
+    if name == "SqliteEventStore":
+        from loomfast.stores import SqliteEventStore
+
+        return SqliteEventStore
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
