@@ -260,6 +260,130 @@ class StoreReadError(StorageError):
     hint = "Other executions are not affected; restore this one from a copy."
 
 
+# --- the author of the flow must act -------------------------------------------------------------
+
+
+class InputValidationError(BadInputError):
+    """A flow's input or a gate's answer does not fit the declared schema. Nothing was appended.
+
+    `where` says what was checked (`input of flow 'x'`, `answer to gate 0 ('go')`); `problems` lists
+    `(path, reason)` pairs.
+    """
+
+    code = "input-validation"
+    hint = "Send a value that fits the schema; the execution is unchanged."
+
+    def __init__(self, where: str, problems: list[tuple[str, str]]) -> None:
+        super().__init__(f"{where}: " + "; ".join(f"{path}: {reason}" for path, reason in problems))
+        self.where = where
+        self.problems = problems
+
+    def __reduce__(self) -> tuple[type[InputValidationError], tuple[str, list[tuple[str, str]]]]:
+        return type(self), (self.where, self.problems)
+
+
+class UnknownExecutionError(BadInputError):
+    """The store holds no execution of this id."""
+
+    code = "unknown-execution"
+    hint = "Check the id, and that this runtime uses the store the execution was started on."
+
+    def __init__(self, execution_id: str) -> None:
+        super().__init__(f"no execution {execution_id!r}")
+        self.execution_id = execution_id
+
+
+class UnknownFlowError(BadInputError):
+    """This runtime has no flow of the id that the log names."""
+
+    code = "unknown-flow"
+    hint = "Pass the flow to WorkflowRuntime(flows=[...])."
+
+    def __init__(self, flow_id: str, execution_id: str | None = None) -> None:
+        of = "" if execution_id is None else f" (execution {execution_id!r})"
+        super().__init__(f"no flow {flow_id!r} is registered{of}")
+        self.flow_id = flow_id
+        self.execution_id = execution_id
+
+
+class GateRefusedError(ConflictError):
+    """An answer does not fit the execution as it stands: no such gate is open, or another one is."""
+
+    code = "gate-refused"
+    hint = "Load the state, look at its pending gate, and answer that one; a passed gate keeps its answer."
+
+    def __init__(self, execution_id: str, event_type: str, reason: str) -> None:
+        super().__init__(execution_id, f"execution {execution_id!r} does not take {event_type!r}: {reason}")
+        self.event_type = event_type
+        self.reason = reason
+
+
+class FlowError(LoomError):
+    """Something a flow did, or met."""
+
+    code = "flow"
+
+
+class DeterminismError(FlowError):
+    """A re-run asks the log a different question than the one it answers.
+
+    `key` names the call, `sequence` the event that recorded it, `recorded` and `requested` what differs.
+    """
+
+    code = "determinism"
+    hint = "Let executions in flight keep their path: give changed steps new ids, or branch on a recorded decision."
+
+    def __init__(self, execution_id: str, key: str, sequence: int, recorded: str, requested: str) -> None:
+        super().__init__(
+            f"execution {execution_id!r}, {key!r} at sequence {sequence}: recorded {recorded}, now asked {requested}"
+        )
+        self.execution_id = execution_id
+        self.key = key
+        self.sequence = sequence
+        self.recorded = recorded
+        self.requested = requested
+
+
+class StepFailedError(FlowError):
+    """A step's recorded failure whose class is no longer declared. `error` is its `{type, message, data?}`."""
+
+    code = "step-failed"
+
+    def __init__(self, key: str, error: dict[str, object]) -> None:
+        super().__init__(f"step {key!r} failed: {error['type']}: {error['message']}")
+        self.key = key
+        self.error = error
+
+
+class ExecutionFailedError(FlowError):
+    """The execution ended `failed`. `error` is its `{type, message, data?}`."""
+
+    code = "execution-failed"
+
+    def __init__(self, execution_id: str, error: dict[str, object]) -> None:
+        super().__init__(f"execution {execution_id!r} failed: {error['type']}: {error['message']}")
+        self.execution_id = execution_id
+        self.error = error
+
+
+class ExecutionCancelledError(FlowError):
+    """The execution ended `cancelled`."""
+
+    code = "execution-cancelled"
+
+    def __init__(self, execution_id: str, reason: object) -> None:
+        super().__init__(f"execution {execution_id!r} was cancelled: {reason}")
+        self.execution_id = execution_id
+        self.reason = reason
+
+
+class RunOverError(FlowError):
+    """A context was used after its run ended."""
+
+    code = "run-over"
+    hint = "Await everything a flow starts before it returns; a context belongs to one run."
+
+
 # --- the installer must act ----------------------------------------------------------------------
 
 
