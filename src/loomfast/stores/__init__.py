@@ -1,5 +1,25 @@
-"""Event stores."""
+"""Event stores: where logs live. The door to the contract and to the stores that need nothing installed.
 
+`SqliteEventStore` is imported when it is first asked for, so that a program that keeps its logs elsewhere
+does not pay for SQLite.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from loomfast.stores._memory import MemoryEventStore
 from loomfast.stores._spi import EventStore, ExecutionSummary, PositionedEvent
 
-__all__ = ["EventStore", "ExecutionSummary", "PositionedEvent"]
+if TYPE_CHECKING:
+    from loomfast.stores._sqlite import SqliteEventStore
+
+__all__ = ["EventStore", "ExecutionSummary", "MemoryEventStore", "PositionedEvent", "SqliteEventStore"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "SqliteEventStore":
+        from loomfast.stores._sqlite import SqliteEventStore
+
+        return SqliteEventStore
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,148 @@
+"""Whether a batch may be appended, and where its executions stand after it: one rule for every store.
+
+What lives here: `Head`, what a store must know of an execution to judge an append without reading its log,
+and `admit`, the judgement. What must not: storage, locks, asyncio. Whoever calls holds the store's write
+lock, so that a head cannot change between judgement and write.
+
+Invariant: `Head.status` and `Head.last_sequence` are those of the state the log folds to, as long as the
+log is one that folds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from loomfast import _events as ev
+from loomfast._errors import (
+    BadInputError,
+    DuplicateSequenceError,
+    MalformedEventError,
+    StaleFenceError,
+    UnsupportedTypeError,
+)
+from loomfast._kernels import Envelope, decode
+
+NO_EVENT = -1
+
+
+class Head:
+    """Where one execution stands.
+
+    `number` is the store's own key and place in listings, `last_sequence` the highest ever written
+    (`NO_EVENT` before the first), `fence` the newest token or None, `pending` whether a gate is open,
+    `in_doubt` the keys of the steps parked in doubt. `status` is empty before the first event.
+    """
+
+    __slots__ = ("fence", "flow_id", "in_doubt", "last_sequence", "number", "pending", "status")
+
+    def __init__(
+        self,
+        number: int = 0,
+        flow_id: str = "",
+        status: str = "",
+        last_sequence: int = NO_EVENT,
+        fence: int | None = None,
+        pending: bool = False,
+        in_doubt: frozenset[str] = frozenset(),
+    ) -> None:
+        self.number = number
+        self.flow_id = flow_id
+        self.status = status
+        self.last_sequence = last_sequence
+        self.fence = fence
+        self.pending = pending
+        self.in_doubt = in_doubt
+
+    def copy(self) -> Head:
+        return Head(
+            self.number,
+            self.flow_id,
+            self.status,
+            self.last_sequence,
+            self.fence,
+            self.pending,
+            self.in_doubt,
+        )
+
+    def advance(self, event: Envelope) -> None:
+        """Take in the next event, which must be the one after `last_sequence`."""
+        if self.last_sequence == NO_EVENT:
+            self.status = ev.RUNNING
+        self.last_sequence = event.sequence
+        kind = event.kind
+        if kind <= ev.LAST_INERT or self.status in ev.END_KIND:
+            return
+        if kind in ev.STEP_PHASE:
+            if self.in_doubt or kind == ev.EFFECT_INDOUBT:
+                key = {event.subject or ""}
+                self.in_doubt = self.in_doubt | key if kind == ev.EFFECT_INDOUBT else self.in_doubt - key
+        elif kind == ev.EXECUTION_SUSPENDED:
+            self.pending = True
+        elif kind == ev.EXECUTION_RESUMED:
+            self.pending = False
+        elif kind in ev.END_STATUS:
+            self.status, self.pending = ev.END_STATUS[kind], False
+            return
+        elif kind == ev.EXECUTION_STARTED:
+            self.flow_id = _flow_id(event)
+            return
+        self.status = ev.SUSPENDED if self.pending or self.in_doubt else ev.RUNNING
+
+
+def _flow_id(event: Envelope) -> str:
+    payload = decode(event.body) if isinstance(event.body, bytes) else event.payload
+    flow_id = payload.get("flowId", "") if isinstance(payload, dict) else ""
+    return flow_id if isinstance(flow_id, str) else ""
+
+
+def admit(head_of: Callable[[str], Head], envelopes: Sequence[Envelope]) -> dict[str, Head]:
+    """Judge a batch and return the heads of its executions as they stand after it, by execution id.
+
+    The heads that `head_of` returns are not changed. Raises `StaleFenceError` (judged first, for the whole
+    batch), `DuplicateSequenceError`, and `MalformedEventError` for an event that would leave a gap: a log
+    has none, and an append that arrives after a failed one must not make one.
+    """
+    heads: dict[str, Head] = {}
+    for event in envelopes:
+        head = heads.get(event.execution_id)
+        if head is None:
+            head = heads[event.execution_id] = head_of(event.execution_id).copy()
+        if head.fence is not None and (event.fence is None or event.fence < head.fence):
+            raise StaleFenceError(event.execution_id, event.fence, head.fence)
+    for event in envelopes:
+        head = heads[event.execution_id]
+        if event.sequence != head.last_sequence + 1:
+            if event.sequence <= head.last_sequence:
+                raise DuplicateSequenceError(event.execution_id, event.sequence)
+            raise MalformedEventError(
+                event.execution_id,
+                event.sequence,
+                "sequence",
+                f"must be {head.last_sequence + 1}, the next of its log",
+            )
+        head.advance(event)
+    return heads
+
+
+def refuse_unstorable(envelopes: Sequence[Envelope]) -> None:
+    """Refuse what a store of JSON text cannot keep, before anything is written.
+
+    Raises `UnsupportedTypeError` at `$` for a payload without a JSON form.
+    """
+    for event in envelopes:
+        if not isinstance(event.body, bytes):
+            value = event.body.value if isinstance(event.body, ev.Opaque) else event.body
+            raise UnsupportedTypeError(
+                "$",
+                type(value).__qualname__,
+                f"execution {event.execution_id!r}, sequence {event.sequence}: a payload of type "
+                f"{type(value).__qualname__} has no JSON form, and this store keeps JSON",
+            )
+
+
+def check_page(after: int, limit: int) -> None:
+    """Refuse a page that no listing has: a position below 0, or a limit below 1."""
+    if after < 0:
+        raise BadInputError(f"after={after}: positions start at 1; give 0 to read from the start")
+    if limit < 1:
+        raise BadInputError(f"limit={limit}: must be 1 or more")

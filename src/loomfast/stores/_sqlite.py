@@ -1,0 +1,166 @@
+"""The SQLite store, as the event loop sees it. Nothing here touches the database.
+
+What lives here: `SqliteEventStore`: checking arguments, passing calls to the writer and the reader threads,
+closing, and refusing to work in a forked child. What must not: SQL, and anything that waits.
+
+Invariant: every method either raises at once or awaits one `Call`.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal, Self
+
+from loomfast._errors import BadInputError, StoreClosedError
+from loomfast._kernels import Envelope, State
+from loomfast.stores import _sqlite_reader as reader
+from loomfast.stores._admission import check_page, refuse_unstorable
+from loomfast.stores._spi import EventStore, ExecutionSummary, PositionedEvent
+from loomfast.stores._sqlite_writer import AcquireFence, Append, Open, Writer
+from loomfast.stores._threads import Call, Worker
+
+
+class SqliteEventStore(EventStore):
+    """Event logs in one SQLite file, which the processes, threads and event loops of one machine may share.
+
+    Made by `open`, ended by `close` or by leaving `async with`. An append is durable when it returns: with
+    `synchronous="FULL"` against a power failure, with `"NORMAL"` against the end of the process (after a
+    power failure the newest appends may be gone; what is left is whole and in order).
+
+    A write that finds the database locked by another process waits in the writer thread for at most
+    `busy_timeout_ms` and is then refused with `StoreBusyError`. A caller that is cancelled stops waiting at
+    once; its write happens whole or not at all.
+    """
+
+    def __init__(self, path: str, writer: Writer, readers: reader.Reader) -> None:
+        """Not for callers: use `open`."""
+        self._path = path
+        self._pid = os.getpid()
+        self._writer = writer
+        self._reader = readers
+        self._closed = False
+
+    @classmethod
+    async def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        synchronous: Literal["FULL", "NORMAL"] = "FULL",
+        busy_timeout_ms: int = 5000,
+    ) -> Self:
+        """Open the database at `path`, creating it if it is not there; its folder must exist.
+
+        Raises `BadInputError` for the arguments, `StoreBusyError` when it is locked for longer than
+        `busy_timeout_ms`, `StorageError` (with its cause) when it cannot be opened, is no loomfast database
+        or is a newer version's.
+        """
+        name = _file_name(path)
+        if synchronous not in ("FULL", "NORMAL"):
+            raise BadInputError(f"synchronous={synchronous!r}: choose FULL or NORMAL")
+        if busy_timeout_ms < 0:
+            raise BadInputError(f"busy_timeout_ms={busy_timeout_ms}: must be 0 or more")
+        writer = Writer(name, synchronous, busy_timeout_ms)
+        call = Open()
+        writer.submit(call)
+        writer.start()
+        try:
+            await call.answer()
+        except BaseException:  # cancellation too: the writer ends once it has opened
+            writer.stop()
+            raise
+        readers = reader.Reader(name, busy_timeout_ms)
+        readers.start()
+        return cls(name, writer, readers)
+
+    async def append_batch(self, envelopes: Sequence[Envelope]) -> None:
+        envelopes = tuple(envelopes)
+        if not envelopes:
+            self._check_usable(None)
+            return
+        refuse_unstorable(envelopes)
+        await self._ask(self._writer, envelopes[0].execution_id, Append(envelopes))
+
+    async def read_range(self, execution_id: str, first: int, last: int | None) -> list[Envelope]:
+        query = partial(reader.read_range, execution_id=execution_id, first=first, last=last)
+        events: list[Envelope] = await self._read(execution_id, query)
+        return events
+
+    async def fold(self, execution_id: str, state: State | None = None) -> State | None:
+        """Fold on a reader thread, from rows whose bodies are fetched only where the fold needs them."""
+        query = partial(reader.fold, execution_id=execution_id, state=state)
+        folded: State | None = await self._read(execution_id, query)
+        return folded
+
+    async def last_sequence(self, execution_id: str) -> int | None:
+        query = partial(reader.last_sequence, execution_id=execution_id)
+        last: int | None = await self._read(execution_id, query)
+        return last
+
+    async def list_executions(
+        self, *, status: str | None = None, after: int = 0, limit: int = 100
+    ) -> list[ExecutionSummary]:
+        check_page(after, limit)
+        query = partial(reader.list_executions, status=status, after=after, limit=limit)
+        page: list[ExecutionSummary] = await self._read(None, query)
+        return page
+
+    async def acquire_fence(self, execution_id: str) -> int:
+        token: int = await self._ask(self._writer, execution_id, AcquireFence(execution_id))
+        return token
+
+    async def read_all(self, after: int = 0, *, limit: int = 1000) -> list[PositionedEvent]:
+        check_page(after, limit)
+        query = partial(reader.read_all, after=after, limit=limit)
+        page: list[PositionedEvent] = await self._read(None, query)
+        return page
+
+    async def close(self) -> None:
+        """Finish what is queued, then close. A second call returns at once; a forked child closes nothing.
+
+        Cancelling it leaves the closing to the store's threads, which end by themselves.
+        """
+        if self._closed or self._pid != os.getpid():
+            self._closed = True
+            return
+        self._closed = True
+        # The writer goes last: the last connection to close folds the write-ahead log into the database.
+        for worker in (self._reader, self._writer):
+            worker.stop()
+            await worker.ended()
+
+    def __del__(self) -> None:
+        if getattr(self, "_closed", True) or self._pid != os.getpid():
+            return
+        self._reader.stop()
+        self._writer.stop()
+        warnings.warn(f"{self!r} was never closed", ResourceWarning, stacklevel=2, source=self)
+
+    def __repr__(self) -> str:
+        return f"<SqliteEventStore {self._path}>"
+
+    async def _read(self, execution_id: str | None, query: reader.Query) -> Any:
+        return await self._ask(self._reader, execution_id, reader.Read(execution_id, query))
+
+    async def _ask(self, worker: Worker, execution_id: str | None, call: Call) -> Any:
+        self._check_usable(execution_id)
+        if not worker.submit(call):
+            raise StoreClosedError(execution_id, f"{self._path}: the store has been closed")
+        return await call.answer()
+
+    def _check_usable(self, execution_id: str | None) -> None:
+        if self._pid != os.getpid():
+            raise StoreClosedError(
+                execution_id, f"{self._path}: the store belongs to the process that opened it; open one here"
+            )
+        if self._closed:
+            raise StoreClosedError(execution_id, f"{self._path}: the store has been closed")
+
+
+def _file_name(path: str | os.PathLike[str]) -> str:
+    name = os.fspath(path)
+    if not isinstance(name, str) or not name or name == ":memory:" or "\x00" in name:
+        raise BadInputError(f"path {name!r}: must name a file; for a store in memory use MemoryEventStore")
+    return os.path.abspath(name)

@@ -1,0 +1,165 @@
+"""The threads that read a SQLite store, and its queries.
+
+What lives here: `Reader` and one function per question, each run on a reader thread's own connection. What
+must not: writes. A reader sees what was committed before its statement began and never waits for a writer.
+
+`fold` asks SQLite for what the fold needs and no more: a stamped emit is its sequence and its stamp. SQLite
+reads a record's columns in order and stops at the last one asked for, so bodies that are not needed are not
+even read from their overflow pages.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import Any, Final
+
+from loomfast import _events as ev
+from loomfast._errors import LoomError, StoreReadError
+from loomfast._kernels import Envelope, State, fold_rows
+from loomfast.stores import _sqlite_schema as schema
+from loomfast.stores._admission import NO_EVENT
+from loomfast.stores._spi import ExecutionSummary, PositionedEvent
+from loomfast.stores._sqlite_rows import READ_COLUMNS, load_text, store_text, to_event
+from loomfast.stores._threads import Call, Worker, deliver
+
+THREADS: Final = 2
+
+_LAST: Final = 0xFFFFFFFF
+# The fold wants the body of every kernel fact, and of a domain event that may answer a gate.
+_STEERS = f"(kind > {ev.LAST_INERT} OR (kind = {ev.DOMAIN} AND stamp IS NULL))"
+_FOLD = (
+    f"SELECT id & {_LAST}, kind, CASE WHEN {_STEERS} THEN subject END, stamp,"
+    f" CASE WHEN {_STEERS} THEN body END FROM events WHERE id BETWEEN ? AND ? ORDER BY id"
+)
+_RANGE = f"SELECT {READ_COLUMNS} FROM events WHERE id BETWEEN ? AND ? ORDER BY id"
+_ALL = (
+    "SELECT e.position, x.id, "
+    + ", ".join(f"e.{column}" for column in READ_COLUMNS.split(", "))
+    + " FROM events e JOIN executions x ON x.number = e.id >> 32 WHERE e.position > ?"
+    " ORDER BY e.position LIMIT ?"
+)
+_LIST = "SELECT id, flow_id, status, last_sequence, number FROM executions WHERE "
+
+Query = Callable[[sqlite3.Connection], Any]
+
+
+class Read(Call):
+    """Answer `query`; `execution_id` is the one it concerns, None for all."""
+
+    __slots__ = ("execution_id", "query")
+
+    def __init__(self, execution_id: str | None, query: Query) -> None:
+        super().__init__()
+        self.execution_id = execution_id
+        self.query = query
+
+
+class Reader(Worker):
+    """Serves `Read`, on a few threads that each open a connection when they first need one."""
+
+    def __init__(self, path: str, busy_timeout_ms: int) -> None:
+        super().__init__("loomfast-sqlite-reader", THREADS)
+        self._path = path
+        self._busy_timeout_ms = busy_timeout_ms
+
+    def run(self) -> None:
+        connection: sqlite3.Connection | None = None
+        try:
+            while (call := self.queue.get()) is not None:
+                assert isinstance(call, Read)
+                outcome: Any = None
+                try:
+                    if connection is None:
+                        connection = schema.connect_reader(self._path, self._busy_timeout_ms)
+                    if not call.future.cancelled():
+                        outcome = call.query(connection)
+                except Exception as error:
+                    outcome = _failed(call.execution_id, error)
+                deliver([(call, outcome)])
+                del call, outcome  # or an idle reader would keep the last answer alive
+        finally:
+            if connection is not None:
+                connection.close()
+
+
+def _failed(execution_id: str | None, cause: Exception) -> Exception:
+    if isinstance(cause, LoomError):
+        return cause
+    about = "the store" if execution_id is None else f"execution {execution_id!r}"
+    error = StoreReadError(execution_id, f"{about} cannot be read: {type(cause).__name__}: {cause}")
+    error.__cause__ = cause
+    return error
+
+
+def _span(number: int, first: int, last: int | None) -> tuple[int, int]:
+    """The range of event ids for a range of sequences; empty where no sequence is in it."""
+    low = min(max(first, 0), _LAST + 1)
+    high = _LAST if last is None else min(last, _LAST)
+    return (number << 32) + low, (number << 32) + high if high >= low else -1
+
+
+def _find(connection: sqlite3.Connection, execution_id: str) -> tuple[int, int, bool] | None:
+    """The number, last sequence and odd-text flag of an execution that has events."""
+    row: tuple[int, int, bool] | None = connection.execute(
+        "SELECT number, last_sequence, odd_text FROM executions WHERE id = ? AND last_sequence > ?",
+        (store_text(execution_id), NO_EVENT),
+    ).fetchone()
+    return row
+
+
+def read_range(
+    connection: sqlite3.Connection, execution_id: str, first: int, last: int | None
+) -> list[Envelope]:
+    found = _find(connection, execution_id)
+    if found is None:
+        return []
+    return [to_event(execution_id, row) for row in connection.execute(_RANGE, _span(found[0], first, last))]
+
+
+def fold(connection: sqlite3.Connection, execution_id: str, state: State | None) -> State | None:
+    found = _find(connection, execution_id)
+    if found is None:
+        return state
+    number, _, odd_text = found
+    first = 0 if state is None else state.sequence + 1
+    rows: Iterable[Any] = connection.execute(_FOLD, _span(number, first, None))
+    if odd_text:
+        rows = (
+            (sequence, kind, None if subject is None else load_text(subject), stamp, body)
+            for sequence, kind, subject, stamp, body in rows
+        )
+    rows = iter(rows)
+    head = next(rows, None)
+    return state if head is None else fold_rows(state, execution_id, chain((head,), rows))
+
+
+def last_sequence(connection: sqlite3.Connection, execution_id: str) -> int | None:
+    found = _find(connection, execution_id)
+    return None if found is None else found[1]
+
+
+def list_executions(
+    connection: sqlite3.Connection, status: str | None, after: int, limit: int
+) -> list[ExecutionSummary]:
+    if status is None:
+        rows = connection.execute(
+            _LIST + "last_sequence > ? AND number > ? ORDER BY number LIMIT ?", (NO_EVENT, after, limit)
+        )
+    else:
+        rows = connection.execute(
+            _LIST + "status = ? AND number > ? ORDER BY number LIMIT ?", (store_text(status), after, limit)
+        )
+    return [
+        ExecutionSummary(load_text(execution_id), load_text(flow_id), standing, last, number)
+        for execution_id, flow_id, standing, last, number in rows
+    ]
+
+
+def read_all(connection: sqlite3.Connection, after: int, limit: int) -> list[PositionedEvent]:
+    rows = connection.execute(_ALL, (after, limit))
+    return [
+        PositionedEvent(position, to_event(load_text(execution_id), row))
+        for position, execution_id, *row in rows
+    ]

@@ -1,0 +1,117 @@
+"""Events as rows and rows as events.
+
+What lives here: the columns of `events`, the mapping both ways, and the row's checksum. What must not:
+connections.
+
+Two things have no SQLite form of their own. A stamp is an unsigned 64-bit number and SQLite's integers are
+signed: it is stored as the signed number of the same bits. Text with a lone surrogate has no UTF-8 form: it
+is stored as a BLOB of its surrogate-passing UTF-8 bytes. SQLite keeps a value's own type in a TEXT column and
+never finds a BLOB equal to a TEXT, so this is reversible, and unique where the column is.
+
+The checksum (CRC-32) covers every column but `position`. It finds what a failing disk or a stray write did
+to a row; it does not protect against somebody who recomputes it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any, Final, TypeAlias
+
+from loomfast import _events as ev
+from loomfast._errors import StoreReadError
+from loomfast._kernels import Envelope
+
+COLUMNS: Final = "id, kind, stamp, subject, position, fence, timestamp, checksum, extra, body"
+WIDTH: Final = 10
+READ_COLUMNS: Final = "id, kind, stamp, subject, fence, timestamp, checksum, extra, body"
+
+Stored: TypeAlias = tuple[int, int, int | None, str | bytes | None, int | None, int, int, bytes | None, bytes]
+
+
+def store_text(text: str) -> str | bytes:
+    """The form of a text that SQLite can hold."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
+    return text
+
+
+def load_text(value: str | bytes) -> str:
+    """The text that `store_text` was given."""
+    return value if isinstance(value, str) else value.decode("utf-8", "surrogatepass")
+
+
+def signed(stamp: int) -> int:
+    """The signed 64-bit number with the bits of a stamp."""
+    return stamp - 2**64 if stamp >= 2**63 else stamp
+
+
+def to_row(number: int, position: int, event: Envelope) -> tuple[Any, ...]:
+    """The row of an event, in the order of `COLUMNS`."""
+    row_id = number << 32 | event.sequence
+    stamp = None if event.stamp is None else signed(event.stamp)
+    subject = None if event.subject is None else store_text(event.subject)
+    checksum = _checksum(
+        row_id, event.kind, stamp, subject, event.fence, event.timestamp, event.extra, event.body
+    )
+    return (
+        row_id,
+        event.kind,
+        stamp,
+        subject,
+        position,
+        event.fence,
+        event.timestamp,
+        checksum,
+        event.extra,
+        event.body,
+    )
+
+
+def to_event(execution_id: str, row: Stored) -> Envelope:
+    """The event of a row of `READ_COLUMNS`. Raises `StoreReadError` if it is not as it was written."""
+    row_id, kind, stamp, subject, fence, timestamp, checksum, extra, body = row
+    sequence = row_id & 0xFFFFFFFF
+    try:
+        intact = checksum == _checksum(row_id, kind, stamp, subject, fence, timestamp, extra, body)
+        text = None if subject is None else load_text(subject)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise damaged(execution_id, sequence) from error
+    event_type = text if kind == ev.DOMAIN else ev.KIND_NAMES.get(kind)
+    if not intact:
+        raise damaged(execution_id, sequence)
+    if event_type is None:
+        raise StoreReadError(
+            execution_id,
+            f"execution {execution_id!r}, sequence {sequence}: event kind {kind} is a newer loomfast's",
+        )
+    if stamp is not None:
+        stamp &= 0xFFFFFFFFFFFFFFFF
+    return Envelope(execution_id, sequence, event_type, body, timestamp, text, stamp, fence, extra)
+
+
+def damaged(execution_id: str, sequence: int) -> StoreReadError:
+    return StoreReadError(
+        execution_id, f"execution {execution_id!r}, sequence {sequence}: the row is not as it was written"
+    )
+
+
+def _checksum(
+    row_id: int,
+    kind: int,
+    stamp: int | None,
+    subject: str | bytes | None,
+    fence: int | None,
+    timestamp: int,
+    extra: bytes | None,
+    body: Any,
+) -> int:
+    name = subject.encode() if isinstance(subject, str) else subject
+    head = f"{row_id},{kind},{stamp},{fence},{timestamp},{None if name is None else len(name)},".encode()
+    if name is not None:
+        head += name
+    crc = zlib.crc32(body, zlib.crc32(head))
+    return crc if extra is None else zlib.crc32(extra, zlib.crc32(b"+", crc))

@@ -1,0 +1,178 @@
+"""The tables of the SQLite store, their versions, and how a connection to them is opened.
+
+What lives here: the migrations, the pragmas, taking the write lock. What must not: rows of events.
+
+One execution's log is one contiguous range of the `events` b-tree, because an event's id is its execution's
+number and its sequence in one integer (`number << 32 | sequence`): a replay reads pages in a row, and no
+sequence can exist twice. `position` is the commit order: it is counted in `counters` inside the write
+transaction, and SQLite has one writer at a time over all processes, so positions become visible in order
+and without holes. The counters are never recomputed from what is stored, since a log's prefix may be cut.
+
+Text with a lone surrogate has no UTF-8 form. It is stored as a BLOB in the same column (see
+`_sqlite_rows.py`); `executions.odd_text` says that a log holds such text.
+
+Migrations run in order, each in the one transaction that also raises `user_version`; whoever loses the race
+for the write lock finds the version raised and does nothing. A migration, once released, is never edited.
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import time
+from pathlib import Path
+from typing import Final
+
+from loomfast._errors import StorageError, StoreBusyError
+
+APPLICATION_ID: Final = 0x4C4F4F4D  # "LOOM"
+
+MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
+    (
+        """CREATE TABLE counters (
+            name TEXT PRIMARY KEY,
+            value INTEGER NOT NULL
+        ) WITHOUT ROWID""",
+        "INSERT INTO counters VALUES ('position', 0), ('execution', 0)",
+        # status is '' and last_sequence -1 while an execution has a fence and no event yet
+        """CREATE TABLE executions (
+            number INTEGER PRIMARY KEY,
+            id TEXT NOT NULL UNIQUE,
+            flow_id TEXT NOT NULL,
+            status TEXT NOT NULL,
+            last_sequence INTEGER NOT NULL,
+            fence INTEGER,
+            pending INTEGER NOT NULL,
+            in_doubt BLOB,
+            odd_text INTEGER NOT NULL
+        )""",
+        "CREATE INDEX executions_by_status ON executions (status)",
+        # what a replay needs of a stamped emit comes first, so that the rest of its record is not parsed
+        """CREATE TABLE events (
+            id INTEGER PRIMARY KEY,
+            kind INTEGER NOT NULL,
+            stamp INTEGER,
+            subject TEXT,
+            position INTEGER NOT NULL,
+            fence INTEGER,
+            timestamp INTEGER NOT NULL,
+            checksum INTEGER NOT NULL,
+            extra BLOB,
+            body BLOB NOT NULL
+        )""",
+        "CREATE UNIQUE INDEX events_by_position ON events (position)",
+    ),
+)
+
+# Retries of a taken lock: short, so that writers of many processes get their turn, and not in step.
+_FIRST_WAIT_S = 0.0002
+_LONGEST_WAIT_S = 0.005
+
+
+def connect_reader(path: str, busy_timeout_ms: int) -> sqlite3.Connection:
+    """Open a connection of the calling thread that cannot write, to a database that exists.
+
+    It never waits for a writer; the timeout is for the moments when another process recovers or removes the
+    write-ahead log. Raises `sqlite3.Error`.
+    """
+    connection = sqlite3.connect(
+        Path(path).as_uri() + "?mode=rw", uri=True, timeout=busy_timeout_ms / 1000, isolation_level=None
+    )
+    try:
+        connection.execute("PRAGMA query_only=ON")
+        connection.execute("PRAGMA cell_size_check=ON")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def connect_writer(path: str, synchronous: str) -> sqlite3.Connection:
+    """Open the connection of the writer thread, which waits for locks by itself. Raises `sqlite3.Error`."""
+    connection = sqlite3.connect(path, timeout=0, isolation_level=None, cached_statements=256)
+    try:
+        connection.execute(f"PRAGMA synchronous={synchronous}")
+        connection.execute("PRAGMA temp_store=MEMORY")
+        connection.execute("PRAGMA cell_size_check=ON")
+        connection.execute("PRAGMA journal_size_limit=67108864")
+        connection.execute("PRAGMA wal_autocheckpoint=4000")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def prepare(connection: sqlite3.Connection, path: str, busy_timeout_ms: int) -> None:
+    """Bring a database to WAL mode and to this version's tables, creating them if need be.
+
+    Raises `StorageError` for a file that is not such a database, or is a newer version's; `StoreBusyError`;
+    `sqlite3.Error`.
+    """
+    deadline = time.monotonic() + busy_timeout_ms / 1000
+    version = _version(connection, path, deadline)
+    if version < len(MIGRATIONS):
+        _retry(connection, "PRAGMA journal_mode=WAL", deadline)
+        begin(connection, deadline)
+        try:
+            version = _version(connection, path, deadline)
+            for statements in MIGRATIONS[version:]:
+                for statement in statements:
+                    connection.execute(statement)
+            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
+            connection.execute("COMMIT")
+        except BaseException:
+            roll_back(connection)
+            raise
+    mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
+    if mode != "wal":
+        raise StorageError(None, f"{path}: write-ahead logging cannot be used here, the mode is {mode!r}")
+
+
+def _version(connection: sqlite3.Connection, path: str, deadline: float) -> int:
+    version: int = _retry(connection, "PRAGMA user_version", deadline).fetchone()[0]
+    owner: int = connection.execute("PRAGMA application_id").fetchone()[0]
+    if version and owner != APPLICATION_ID:
+        raise StorageError(None, f"{path}: is a database of another application")
+    if version > len(MIGRATIONS):
+        raise StorageError(
+            None, f"{path}: has schema version {version}, this loomfast knows {len(MIGRATIONS)} only"
+        )
+    return version
+
+
+def begin(connection: sqlite3.Connection, deadline: float) -> None:
+    """Take the write lock, waiting for it until `deadline` (monotonic seconds). Raises `StoreBusyError`.
+
+    A transaction that reads first and writes later can fail at once in spite of any busy timeout; so every
+    write transaction starts by taking the lock. SQLite's own waiting grows to steps of 100 ms, in which a
+    writer among many starves; these steps stay short.
+    """
+    _retry(connection, "BEGIN IMMEDIATE", deadline)
+
+
+def _retry(connection: sqlite3.Connection, sql: str, deadline: float) -> sqlite3.Cursor:
+    wait_s = _FIRST_WAIT_S
+    while True:
+        try:
+            return connection.execute(sql)
+        except sqlite3.OperationalError as error:
+            if not is_busy(error):
+                raise
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise StoreBusyError(None, None, "the database is locked by another writer") from error
+            time.sleep(min(wait_s * random.uniform(0.5, 1.0), left_s))
+            wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether another connection's lock is the reason."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def roll_back(connection: sqlite3.Connection) -> None:
+    """Undo the open transaction, if the error that is being handled has not ended it already."""
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")

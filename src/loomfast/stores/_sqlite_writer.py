@@ -1,0 +1,331 @@
+"""The one thread that writes to a SQLite store: group commit.
+
+What lives here: `Writer`, the calls it serves (`Append`, `AcquireFence`) and the transaction they share.
+What must not: reading logs, envelopes' mapping to rows, event loops.
+
+Theory of operation. The writer takes the first call of its queue and all that wait behind it, up to a bound,
+and makes them one transaction; so the lone caller is never held back, and a hundred concurrent callers share
+one flush. Nobody is answered before COMMIT has returned.
+
+Each call is judged on its own (`_admission.admit`) against the heads of its executions as the calls before it
+in this transaction leave them. A refused call has changed nothing, and its neighbours go on. When the
+transaction itself fails (a full disk, a value SQLite cannot bind), it is rolled back and its calls are
+tried one by one, so that only those that fail alone are told so. A locked database fails all of them at
+once: no single one is the reason.
+
+Heads are kept from one transaction to the next. `PRAGMA data_version`, read under the write lock, tells
+whether another connection has committed since; if so they are forgotten.
+
+Every statement executed gives up the interpreter lock, and a busy event loop is slow to give it back. So
+rows are inserted many to a statement, and a transaction costs a handful of statements, not one per event.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+from loomfast._errors import LoomError, StorageError, StorageWriteError, StoreBusyError
+from loomfast._kernels import Envelope, decode, encode
+from loomfast.stores import _sqlite_schema as schema
+from loomfast.stores._admission import Head, admit
+from loomfast.stores._sqlite_rows import COLUMNS, WIDTH, load_text, store_text, to_row
+from loomfast.stores._threads import Call, Worker, deliver
+
+# Bounds of one transaction, so that no caller waits for the whole of an endless queue, and of the head cache.
+MAX_CALLS = 1_000
+MAX_EVENTS = 10_000
+MAX_HEADS = 10_000
+
+_ROWS_AT_ONCE = 32  # x 10 columns: far below SQLite's oldest limit on parameters (999)
+_HEAD_COLUMNS = "number, id, flow_id, status, last_sequence, fence, pending, in_doubt, odd_text"
+_HEAD_WIDTH = 9
+_INSERT_EVENTS = f"INSERT INTO events ({COLUMNS}) VALUES "
+_UPSERT_HEADS = f"INSERT INTO executions ({_HEAD_COLUMNS}) VALUES "
+# An update that does not name `status` leaves the index over it alone.
+_ON_ADVANCE = (
+    " ON CONFLICT (number) DO UPDATE SET"
+    " last_sequence = excluded.last_sequence, odd_text = odd_text | excluded.odd_text"
+)
+_ON_CHANGE = (
+    _ON_ADVANCE + ", flow_id = excluded.flow_id, status = excluded.status, fence = excluded.fence,"
+    " pending = excluded.pending, in_doubt = excluded.in_doubt"
+)
+
+
+class Append(Call):
+    """Append these events, all or nothing; answered with None."""
+
+    __slots__ = ("envelopes",)
+
+    def __init__(self, envelopes: Sequence[Envelope]) -> None:
+        super().__init__()
+        self.envelopes = envelopes
+
+
+class AcquireFence(Call):
+    """Raise the execution's token; answered with the new one."""
+
+    __slots__ = ("execution_id",)
+
+    def __init__(self, execution_id: str) -> None:
+        super().__init__()
+        self.execution_id = execution_id
+
+
+class Open(Call):
+    """Open and migrate the database; answered with None. The first call of a writer."""
+
+    __slots__ = ()
+
+
+class Writer(Worker):
+    """Serves `Open`, then `Append` and `AcquireFence`."""
+
+    def __init__(self, path: str, synchronous: str, busy_timeout_ms: int) -> None:
+        super().__init__("loomfast-sqlite-writer")
+        self._path = path
+        self._synchronous = synchronous
+        self._busy_timeout_ms = busy_timeout_ms
+
+    def run(self) -> None:
+        call = self.queue.get()
+        if call is None:
+            return
+        try:
+            connection = open_database(self._path, self._synchronous, self._busy_timeout_ms)
+        except Exception as error:
+            deliver([(call, error)])
+            return
+        try:
+            deliver([(call, None)])
+            del call
+            self._serve(connection)
+        finally:
+            connection.close()
+
+    def _serve(self, connection: sqlite3.Connection) -> None:
+        ledger = _Ledger(connection)
+        ending = False
+        while not ending:
+            call = self.queue.get()
+            if call is None:
+                return
+            calls, ending = self.drain(call, MAX_CALLS)
+            del call
+            for group in _groups(calls):
+                deliver(self._commit(ledger, group))
+            del calls, group  # or an idle writer would keep the last events alive
+
+    def _commit(self, ledger: _Ledger, calls: list[Call]) -> list[tuple[Call, Any]]:
+        deadline = time.monotonic() + self._busy_timeout_ms / 1000
+        try:
+            return ledger.commit(calls, deadline)
+        except StoreBusyError as error:
+            return [(call, _busy(call, error)) for call in calls]
+        except Exception as error:
+            if len(calls) == 1:
+                return [(calls[0], _failed(calls[0], error))]
+        outcomes: list[tuple[Call, Any]] = []
+        for call in calls:
+            outcomes += self._commit(ledger, [call])
+        return outcomes
+
+
+def open_database(path: str, synchronous: str, busy_timeout_ms: int) -> sqlite3.Connection:
+    """Open and migrate. Raises `StorageError` (with its cause) and `StoreBusyError`."""
+    try:
+        connection = schema.connect_writer(path, synchronous)
+        try:
+            schema.prepare(connection, path, busy_timeout_ms)
+        except BaseException:
+            connection.close()
+            raise
+    except sqlite3.Error as error:
+        raise StorageError(None, f"{path}: cannot be opened: {error}") from error
+    return connection
+
+
+def _groups(calls: list[Call]) -> Iterable[list[Call]]:
+    """Cut calls into transactions of at most about MAX_EVENTS events; a call is never cut."""
+    group: list[Call] = []
+    size = 0
+    for call in calls:
+        group.append(call)
+        size += len(call.envelopes) if isinstance(call, Append) else 1
+        if size >= MAX_EVENTS:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _subject(call: Call) -> tuple[str | None, int | None]:
+    if isinstance(call, Append):
+        return call.envelopes[0].execution_id, call.envelopes[0].sequence
+    return (call.execution_id, None) if isinstance(call, AcquireFence) else (None, None)
+
+
+def _busy(call: Call, cause: StoreBusyError) -> StoreBusyError:
+    error = StoreBusyError(*_subject(call), f"{cause.reason}; nothing was written, it is safe to repeat")
+    error.__cause__ = cause.__cause__
+    return error
+
+
+def _failed(call: Call, cause: Exception) -> LoomError:
+    if isinstance(cause, LoomError):
+        return cause
+    error = StorageWriteError(*_subject(call), f"{type(cause).__name__}: {cause}")
+    error.__cause__ = cause
+    return error
+
+
+class _Ledger:
+    """The writer's connection, and what it knows of the database between transactions."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._version = -1
+        self._heads: dict[str, Head] = {}
+        self._position = 0
+        self._number = 0
+
+    def commit(self, calls: list[Call], deadline: float) -> list[tuple[Call, Any]]:
+        """Serve calls in one transaction. Raises, having written nothing, when the transaction fails."""
+        schema.begin(self._connection, deadline)
+        try:
+            self._refresh(calls)
+            outcomes = self._apply(calls)
+            self._connection.execute("COMMIT")
+        except BaseException:
+            self._version = -1
+            schema.roll_back(self._connection)
+            raise
+        return outcomes
+
+    def _refresh(self, calls: list[Call]) -> None:
+        version = self._connection.execute("PRAGMA data_version").fetchone()[0]
+        if version != self._version:
+            self._heads.clear()
+            counters = dict(self._connection.execute("SELECT name, value FROM counters"))
+            self._position, self._number = counters["position"], counters["execution"]
+            self._version = version
+        elif len(self._heads) > MAX_HEADS:
+            self._heads.clear()
+        wanted: dict[str, None] = {}
+        for call in calls:
+            if isinstance(call, Append):
+                wanted.update((event.execution_id, None) for event in call.envelopes)
+            elif isinstance(call, AcquireFence):
+                wanted[call.execution_id] = None
+        self._load([execution_id for execution_id in wanted if execution_id not in self._heads])
+
+    def _load(self, execution_ids: list[str]) -> None:
+        for start in range(0, len(execution_ids), _ROWS_AT_ONCE):
+            some = [store_text(execution_id) for execution_id in execution_ids[start : start + _ROWS_AT_ONCE]]
+            marks = ",".join("?" * len(some))
+            rows = self._connection.execute(
+                f"SELECT {_HEAD_COLUMNS} FROM executions WHERE id IN ({marks})", some
+            )
+            for number, execution_id, flow_id, status, last_sequence, fence, pending, in_doubt, _ in rows:
+                parked = frozenset[str]() if in_doubt is None else frozenset(decode(in_doubt))
+                self._heads[load_text(execution_id)] = Head(
+                    number, load_text(flow_id), status, last_sequence, fence, bool(pending), parked
+                )
+
+    def _apply(self, calls: list[Call]) -> list[tuple[Call, Any]]:
+        outcomes: list[tuple[Call, Any]] = []
+        before: dict[str, Head | None] = {}
+        odd: set[str] = set()
+        rows: list[tuple[Any, ...]] = []
+        for call in calls:
+            try:
+                heads, answer = self._judge(call)
+            except LoomError as error:
+                outcomes.append((call, error))
+                continue
+            for execution_id, head in heads.items():
+                before.setdefault(execution_id, self._heads.get(execution_id))
+                self._number_head(execution_id, head)
+            self._heads.update(heads)
+            if isinstance(call, Append):
+                for event in call.envelopes:
+                    self._position += 1
+                    row = to_row(heads[event.execution_id].number, self._position, event)
+                    if isinstance(row[3], bytes):
+                        odd.add(event.execution_id)
+                    rows.append(row)
+            outcomes.append((call, answer))
+        if before:
+            self._write(_INSERT_EVENTS, "", WIDTH, rows)
+            self._write_heads(before, odd)
+            self._connection.execute(
+                "UPDATE counters SET value = CASE name WHEN 'position' THEN ? ELSE ? END",
+                (self._position, self._number),
+            )
+        return outcomes
+
+    def _judge(self, call: Call) -> tuple[dict[str, Head], int | None]:
+        if isinstance(call, Append):
+            return admit(self._head, call.envelopes), None
+        assert isinstance(call, AcquireFence)
+        head = self._head(call.execution_id).copy()
+        head.fence = (head.fence or 0) + 1
+        return {call.execution_id: head}, head.fence
+
+    def _head(self, execution_id: str) -> Head:
+        return self._heads.get(execution_id) or Head()
+
+    def _number_head(self, execution_id: str, head: Head) -> None:
+        """Give a new execution its number. One that only had a fence gets a new one with its first event:
+        numbers order the listing, and a reader of the listing may have passed the old one."""
+        known = self._heads.get(execution_id)
+        if known is None or (known.status == "" and head.status != ""):
+            if known is not None:
+                self._connection.execute("DELETE FROM executions WHERE number = ?", (known.number,))
+            self._number += 1
+            head.number = self._number
+
+    def _write_heads(self, before: dict[str, Head | None], odd: set[str]) -> None:
+        advanced: list[tuple[Any, ...]] = []
+        changed: list[tuple[Any, ...]] = []
+        for execution_id, old in before.items():
+            head = self._heads[execution_id]
+            same = (
+                old is not None
+                and old.number == head.number
+                and old.status == head.status
+                and old.fence == head.fence
+                and old.pending == head.pending
+                and old.in_doubt == head.in_doubt
+            )
+            (advanced if same else changed).append(
+                (
+                    head.number,
+                    store_text(execution_id),
+                    store_text(head.flow_id),
+                    head.status,
+                    head.last_sequence,
+                    head.fence,
+                    head.pending,
+                    encode(sorted(head.in_doubt)) if head.in_doubt else None,
+                    execution_id in odd,
+                )
+            )
+        self._write(_UPSERT_HEADS, _ON_ADVANCE, _HEAD_WIDTH, advanced)
+        self._write(_UPSERT_HEADS, _ON_CHANGE, _HEAD_WIDTH, changed)
+
+    def _write(self, sql: str, ending: str, width: int, rows: list[tuple[Any, ...]]) -> None:
+        mark = "(" + ",".join("?" * width) + ")"
+        many = sql + ",".join([mark] * _ROWS_AT_ONCE) + ending
+        start = 0
+        while len(rows) - start >= _ROWS_AT_ONCE:
+            self._connection.execute(many, list(chain.from_iterable(rows[start : start + _ROWS_AT_ONCE])))
+            start += _ROWS_AT_ONCE
+        left = rows[start:]
+        if left:
+            few = sql + ",".join([mark] * len(left)) + ending
+            self._connection.execute(few, list(chain.from_iterable(left)))
