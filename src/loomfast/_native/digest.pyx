@@ -16,9 +16,10 @@ How the walk differs from the pure one, which is its specification:
   A set is an array whose spans are sorted by their canonical bytes, in both buffers; inside a set the canonical
   buffer is therefore written even when the caller wants the persisted text alone.
 
-- Containers are read in place with borrowed references, which is safe as long as no Python code can run. Before
-  any does (a conversion, the digits of a huge integer), `freeze` puts a copy in place of each open list and
-  dict. Up to then nothing can have changed, so the answer is the same as if each had been copied on entry.
+- Lists are read in place, and dicts from borrowed references to their members, which is safe as long as no
+  Python code can run. Before any does (a conversion, the digits of a huge integer), `freeze` puts a copy in
+  place of each open list and dict. Up to then nothing can have changed, so the answer is the same as if each
+  had been copied on entry.
 
 - The frames, spans and buffers are one block, reused from call to call. A call takes it out; a conversion hook
   that calls back into this module finds none and makes its own.
@@ -77,7 +78,7 @@ cdef extern from "digest_text.h":
     ctypedef struct lf_power:
         uint64_t high
         uint64_t low
-    ctypedef struct lf_name:
+    ctypedef struct lf_named:
         uint64_t prefix
         size_t size
         PyObject *key
@@ -86,7 +87,7 @@ cdef extern from "digest_text.h":
         size_t end
         PyObject *key
     ctypedef union lf_of:
-        lf_name name
+        lf_named name
         lf_kept kept
     ctypedef struct lf_span:
         size_t start
@@ -97,13 +98,17 @@ cdef extern from "digest_text.h":
     uint64_t lf_fnv(const uint8_t *, size_t)
     uint64_t lf_fnv_limbs(const uint8_t *, size_t)
     uint64_t lf_chain(const uint8_t *, size_t, size_t)
-    int lf_put(lf_buffer *, const void *, size_t)
+    int lf_room(lf_buffer *, size_t)
+    int lf_put(lf_buffer *, const uint8_t *, size_t)
+    int lf_put_long(lf_buffer *, const void *, size_t)
+    int lf_put_word(lf_buffer *, const char *, size_t)
     int lf_put_byte(lf_buffer *, uint8_t)
     int lf_text(lf_buffer *, PyObject *)
+    int lf_name(lf_buffer *, PyObject *, int, int *)
     bint lf_has_pair(PyObject *)
     int lf_int(lf_buffer *, int64_t)
-    int lf_float(lf_buffer *, double, int)
-    void lf_span_name(lf_span *, const uint8_t *, size_t, PyObject *)
+    int lf_float(lf_buffer *, lf_buffer *, double)
+    void lf_span_name(lf_span *, const uint8_t *, PyObject *, int)
     int lf_compare_names(const uint8_t *, const lf_span *, const lf_span *)
     void lf_sort_names(const uint8_t *, lf_span *, size_t)
     int lf_reorder(lf_buffer *, lf_buffer *, size_t, const lf_span *, size_t, int)
@@ -128,12 +133,12 @@ cdef enum:
     # A block that grew beyond this many bytes or spans is given back instead of kept for the next call.
     KEEP_BYTES = 1 << 20
     KEEP_SPANS = 1 << 14
-    # Ways to walk a container. All but the two in place are over something nobody else can change.
+    # Ways to walk a container. Lists and dicts become copies before Python code runs.
     IN_LIST = 0  # in place
     IN_COPY = 1  # a private copy of a list
     IN_TUPLE = 2
     IN_BAG = 3
-    IN_DICT = 4  # in place
+    IN_DICT = 4  # from borrowed members
     IN_MEMBERS = 5  # a private list [name, value, ...]
 
 if MAX_DEPTH != LEVELS:
@@ -146,6 +151,8 @@ cdef struct Frame:
     PyObject *name  # of the member that is being walked, set before anything can fail below it
     PyObject *key  # the same, borrowed from the body, for as long as no Python code runs
     Py_ssize_t at  # how far the body has been walked
+    Py_ssize_t size  # a dict's length, names and values
+    size_t entries  # a dict's names and values stand in the block from here on
     Py_ssize_t count  # members written
     size_t spans  # where its spans begin
     size_t canonical  # where its text begins in each buffer
@@ -162,6 +169,9 @@ cdef struct Walk:
     lf_span *spans
     size_t span_count
     size_t span_room
+    PyObject **entries
+    size_t entry_count
+    size_t entry_room
     int depth
     bint want_canonical
     bint want_kept
@@ -182,7 +192,7 @@ cdef Walk *take(bint want_canonical, bint want_kept) except NULL:
         walk = <Walk *>PyMem_RawCalloc(1, sizeof(Walk))
         if walk == NULL:
             raise MemoryError
-    walk.canonical.size = walk.kept.size = walk.span_count = 0
+    walk.canonical.size = walk.kept.size = walk.span_count = walk.entry_count = 0
     walk.depth = 0
     walk.want_canonical = want_canonical
     walk.want_kept = want_kept
@@ -198,6 +208,7 @@ cdef void give_back(Walk *walk) noexcept:
         and walk.kept.room <= KEEP_BYTES
         and walk.spare.room <= KEEP_BYTES
         and walk.span_room <= KEEP_SPANS
+        and walk.entry_room <= KEEP_SPANS
     ):
         _idle = walk
         return
@@ -205,6 +216,7 @@ cdef void give_back(Walk *walk) noexcept:
     PyMem_RawFree(walk.kept.data)
     PyMem_RawFree(walk.spare.data)
     PyMem_RawFree(walk.spans)
+    PyMem_RawFree(walk.entries)
     PyMem_RawFree(walk)
 
 
@@ -225,6 +237,7 @@ cdef inline void pop(Walk *walk) noexcept:
     cdef PyObject *body = frame.body
     cdef PyObject *name = frame.name
     walk.depth -= 1
+    walk.entry_count = frame.entries
     drop_spans(walk, frame.spans)
     Py_XDECREF(name)
     Py_DECREF(body)
@@ -257,12 +270,10 @@ cdef inline void hold_name(Frame *frame) noexcept:
 
 
 cdef int freeze(Walk *walk) except -1:
-    """Put a private copy in place of each list and dict that is being walked in place."""
+    """Put a private copy in place of each list and dict that is read by borrowed references."""
     cdef int level
     cdef Py_ssize_t at
     cdef Frame *frame
-    cdef PyObject *key
-    cdef PyObject *value
     cdef PyObject *old
     for level in range(walk.depth):
         frame = &walk.frames[level]
@@ -278,12 +289,8 @@ cdef int freeze(Walk *walk) except -1:
                 at += 1
             frame.kind = IN_COPY
         else:
-            # Only what is left: the position counts slots of this very dict.
-            at = frame.at
-            while PyDict_Next(frame.body, &at, &key, &value):
-                copy.append(<object>key)
-                copy.append(<object>value)
-            frame.at = 0
+            for at in range(frame.size):
+                copy.append(<object>walk.entries[frame.entries + at])
             frame.kind = IN_MEMBERS
         old = frame.body
         frame.body = <PyObject *>copy
@@ -329,10 +336,27 @@ cdef int refuse_depth(Walk *walk, object owner) except -1:
 # --- scalars -------------------------------------------------------------------------------------
 
 
-cdef int put_same(Walk *walk, const void *text, size_t size) except -1:
-    if walk.want_canonical and lf_put(&walk.canonical, text, size) < 0:
+cdef int put_long(Walk *walk, const void *text, size_t size) except -1:
+    if walk.want_canonical and lf_put_long(&walk.canonical, text, size) < 0:
         no_memory()
-    if walk.want_kept and lf_put(&walk.kept, text, size) < 0:
+    if walk.want_kept and lf_put_long(&walk.kept, text, size) < 0:
+        no_memory()
+    return 0
+
+
+cdef inline int put_word(Walk *walk, const char *word, size_t size) except -1:
+    """Write the first `size` of the 8 bytes at `word`."""
+    if walk.want_canonical and lf_put_word(&walk.canonical, word, size) < 0:
+        no_memory()
+    if walk.want_kept and lf_put_word(&walk.kept, word, size) < 0:
+        no_memory()
+    return 0
+
+
+cdef inline int put_byte(Walk *walk, uint8_t byte) except -1:
+    if walk.want_canonical and lf_put_byte(&walk.canonical, byte) < 0:
+        no_memory()
+    if walk.want_kept and lf_put_byte(&walk.kept, byte) < 0:
         no_memory()
     return 0
 
@@ -371,7 +395,7 @@ cdef int put_int(Walk *walk, PyObject *value) except -1:
     else:
         freeze(walk)
         text = _digits.text(held).encode("ascii")
-    return put_same(walk, PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text))
+    return put_long(walk, PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text))
 
 
 cdef inline int put_scalar(Walk *walk, PyObject *value) except -1:
@@ -386,15 +410,17 @@ cdef inline int put_scalar(Walk *walk, PyObject *value) except -1:
     elif kind == &PyLong_Type:
         put_int(walk, value)
     elif value == Py_None:
-        put_same(walk, b"null", 4)
+        put_word(walk, b"null\0\0\0", 4)
     elif value == Py_True:
-        put_same(walk, b"true", 4)
+        put_word(walk, b"true\0\0\0", 4)
     elif value == Py_False:
-        put_same(walk, b"false", 5)
+        put_word(walk, b"false\0\0", 5)
     elif kind == &PyFloat_Type:
-        if walk.want_canonical and lf_float(&walk.canonical, PyFloat_AS_DOUBLE(value), 0) < 0:
-            no_memory()
-        if walk.want_kept and lf_float(&walk.kept, PyFloat_AS_DOUBLE(value), 1) < 0:
+        if lf_float(
+            &walk.canonical if walk.want_canonical else NULL,
+            &walk.kept if walk.want_kept else NULL,
+            PyFloat_AS_DOUBLE(value),
+        ) < 0:
             no_memory()
     else:
         return 0
@@ -404,22 +430,39 @@ cdef inline int put_scalar(Walk *walk, PyObject *value) except -1:
 # --- containers ----------------------------------------------------------------------------------
 
 
-# noexcept: looks only.
-cdef inline bint has_plain_names(PyObject *value) noexcept:
-    """True if each key of the exact dict is exact text that JSON can tell from every other."""
+cdef int grow_entries(Walk *walk, size_t more) except -1:
+    cdef size_t room = walk.entry_room * 2 + more + 64
+    cdef PyObject **entries = <PyObject **>PyMem_RawRealloc(walk.entries, room * sizeof(PyObject *))
+    if entries == NULL:
+        raise MemoryError
+    walk.entries = entries
+    walk.entry_room = room
+    return 0
+
+
+cdef inline int list_entries(Walk *walk, PyObject *value) except -1:
+    """Append names and values of an exact dict, borrowed, to the entries; return 0, with nothing appended, if a
+    key is not exact text or is text that JSON cannot tell from another."""
     cdef Py_ssize_t at = 0
-    cdef PyObject *key
-    cdef PyObject *member
-    while PyDict_Next(value, &at, &key, &member):
-        if Py_TYPE(key) != &PyUnicode_Type or (not PyUnicode_IS_ASCII(key) and lf_has_pair(key)):
-            return False
-    return True
+    cdef size_t count = walk.entry_count
+    cdef size_t more = 2 * <size_t>PyDict_GET_SIZE(value)
+    if walk.entry_room - count < more:
+        grow_entries(walk, more)
+    while PyDict_Next(value, &at, &walk.entries[count], &walk.entries[count + 1]):
+        if Py_TYPE(walk.entries[count]) != &PyUnicode_Type:
+            return 0
+        if not PyUnicode_IS_ASCII(walk.entries[count]) and lf_has_pair(walk.entries[count]):
+            return 0
+        count += 2
+    walk.entry_count = count
+    return 1
 
 
 cdef int enter(Walk *walk, PyObject *value) except -1:
     """Open the container that `value` is or stands for; or write the scalar that it stands for."""
     cdef PyTypeObject *kind = Py_TYPE(value)
     cdef int way
+    cdef size_t entries = walk.entry_count
     owner = <object>value
     body = owner
     if walk.depth:
@@ -433,7 +476,7 @@ cdef int enter(Walk *walk, PyObject *value) except -1:
         refuse_depth(walk, owner)
     if kind == &PyDict_Type:
         way = IN_DICT
-        if not has_plain_names(<PyObject *>body):
+        if not list_entries(walk, <PyObject *>body):
             body = convert(walk, _dict_members, body)
             way = IN_MEMBERS
     elif kind == &PyList_Type:
@@ -444,12 +487,12 @@ cdef int enter(Walk *walk, PyObject *value) except -1:
         way = IN_MEMBERS
     else:
         way = IN_BAG
-    return push(walk, <PyObject *>owner, <PyObject *>body, way)
+    return push(walk, <PyObject *>owner, <PyObject *>body, way, entries)
 
 
-cdef inline int push(Walk *walk, PyObject *owner, PyObject *body, int way) except -1:
+cdef inline int push(Walk *walk, PyObject *owner, PyObject *body, int way, size_t entries) except -1:
     cdef Frame *frame = &walk.frames[walk.depth]
-    put_same(walk, b"{" if way >= IN_DICT else b"[", 1)
+    put_byte(walk, c"{" if way >= IN_DICT else c"[")
     Py_INCREF(owner)
     Py_INCREF(body)
     frame.owner = owner
@@ -461,6 +504,8 @@ cdef inline int push(Walk *walk, PyObject *owner, PyObject *body, int way) excep
     if way == IN_BAG and not walk.want_canonical:
         frame.lends = walk.want_canonical = True
     frame.spans = walk.span_count
+    frame.entries = entries
+    frame.size = walk.entry_count - entries
     frame.canonical = walk.canonical.size
     frame.kept = walk.kept.size
     walk.depth += 1
@@ -506,22 +551,17 @@ cdef inline int put_name(Walk *walk, Frame *frame, PyObject *name) except -1:
     """Write the comma, the name and the colon of the next member."""
     cdef lf_buffer *buffer = first_buffer(walk)
     cdef size_t begin = buffer.size
-    cdef size_t size
+    cdef int clean = 0
     cdef lf_span *span = NULL
     if walk.want_canonical:
         span = next_span(walk, frame)
-    if frame.count and lf_put_byte(buffer, b",") < 0:
-        no_memory()
-    size = buffer.size
-    if lf_text(buffer, name) < 0:
+    if lf_name(buffer, name, frame.count > 0, &clean) < 0:
         no_memory()
     if span != NULL:
-        lf_span_name(span, buffer.data, buffer.size - size, name)
+        lf_span_name(span, buffer.data, name, clean)
         if frame.count and not frame.unsorted:
             frame.unsorted = lf_compare_names(buffer.data, span - 1, span) > 0
-    if lf_put_byte(buffer, b":") < 0:
-        no_memory()
-    copy_to_kept(walk, begin)
+        copy_to_kept(walk, begin)
     frame.key = name
     frame.count += 1
     return 0
@@ -529,12 +569,13 @@ cdef inline int put_name(Walk *walk, Frame *frame, PyObject *name) except -1:
 
 cdef inline PyObject *next_value(Walk *walk, Frame *frame) except? NULL:
     """Return the next value of the frame, borrowed, with all that stands before it written; NULL at the end."""
-    cdef PyObject *key
     cdef PyObject *value
     if frame.kind == IN_DICT:
-        if not PyDict_Next(frame.body, &frame.at, &key, &value):
+        if frame.at >= frame.size:
             return NULL
-        put_name(walk, frame, key)
+        put_name(walk, frame, walk.entries[frame.entries + frame.at])
+        value = walk.entries[frame.entries + frame.at + 1]
+        frame.at += 2
         return value
     if frame.kind == IN_MEMBERS:
         if frame.at >= PyList_GET_SIZE(frame.body):
@@ -554,7 +595,7 @@ cdef inline PyObject *next_value(Walk *walk, Frame *frame) except? NULL:
     if frame.kind == IN_BAG:
         next_span(walk, frame)
     if frame.count:
-        put_same(walk, b",", 1)
+        put_byte(walk, c",")
     frame.at += 1
     frame.count += 1
     return value
@@ -582,7 +623,7 @@ cdef int leave(Walk *walk) except -1:
         if frame.lends:
             walk.want_canonical = False
             walk.canonical.size = 0
-    put_same(walk, b"}" if frame.kind >= IN_DICT else b"]", 1)
+    put_byte(walk, c"}" if frame.kind >= IN_DICT else c"]")
     pop(walk)
     return 0
 
@@ -683,13 +724,13 @@ cdef int run_emit(Walk *walk, object segment, object event_type, object payload)
         event_type = str.__str__(event_type)
     walk.want_kept = False
     put_int(walk, <PyObject *>segment)
-    put_same(walk, b"|[", 2)
+    put_word(walk, b"|[\0\0\0\0\0\0", 2)
     put_scalar(walk, <PyObject *>event_type)
-    put_same(walk, b",", 1)
+    put_byte(walk, c",")
     walk.want_kept = want_kept
     run(walk, payload)
     walk.want_kept = False
-    put_same(walk, b"]", 1)
+    put_byte(walk, c"]")
     return 0
 
 

@@ -67,6 +67,10 @@ static uint64_t lf_chain(const uint8_t *data, size_t size, size_t rounds) {
 
 /* --- buffers ---------------------------------------------------------------------------------------- */
 
+/* Whatever has been written, this many bytes after it are allocated: short texts are copied in whole blocks, and
+ * what a block holds too much is overwritten by what comes next, or never read. */
+#define LF_SLACK 64
+
 typedef struct {
     uint8_t *data;
     size_t size, room;
@@ -75,7 +79,7 @@ typedef struct {
 static int lf_grow(lf_buffer *buffer, size_t more) {
     if (more > SIZE_MAX / 4 || buffer->size > SIZE_MAX / 4) return -1;
     size_t room = buffer->room + buffer->room / 2;
-    if (room < buffer->size + more) room = buffer->size + more;
+    if (room < buffer->size + more + LF_SLACK) room = buffer->size + more + LF_SLACK;
     if (room < 1024) room = 1024;
     uint8_t *data = (uint8_t *)PyMem_RawRealloc(buffer->data, room);
     if (data == NULL) return -1;
@@ -84,13 +88,38 @@ static int lf_grow(lf_buffer *buffer, size_t more) {
     return 0;
 }
 
+/* Make sure that `more` bytes can be written. */
 static inline int lf_room(lf_buffer *buffer, size_t more) {
-    return buffer->room - buffer->size >= more ? 0 : lf_grow(buffer, more);
+    return buffer->room - buffer->size >= more + LF_SLACK ? 0 : lf_grow(buffer, more);
 }
 
-static inline int lf_put(lf_buffer *buffer, const void *bytes, size_t size) {
+/* Copy between two places that both have LF_SLACK after them. */
+static inline void lf_copy(uint8_t *out, const uint8_t *in, size_t size) {
+    if (size <= 32)
+        memcpy(out, in, 32);
+    else
+        memcpy(out, in, size);
+}
+
+/* Append `size` bytes from a place that has LF_SLACK after it. */
+static inline int lf_put(lf_buffer *buffer, const uint8_t *bytes, size_t size) {
+    if (lf_room(buffer, size) < 0) return -1;
+    lf_copy(buffer->data + buffer->size, bytes, size);
+    buffer->size += size;
+    return 0;
+}
+
+static int lf_put_long(lf_buffer *buffer, const void *bytes, size_t size) {
     if (lf_room(buffer, size) < 0) return -1;
     memcpy(buffer->data + buffer->size, bytes, size);
+    buffer->size += size;
+    return 0;
+}
+
+/* Append the first `size` of the 8 bytes at `word`. */
+static inline int lf_put_word(lf_buffer *buffer, const char *word, size_t size) {
+    if (lf_room(buffer, 8) < 0) return -1;
+    memcpy(buffer->data + buffer->size, word, 8);
     buffer->size += size;
     return 0;
 }
@@ -255,6 +284,29 @@ static inline int lf_text(lf_buffer *buffer, PyObject *text) {
     return lf_text_slow(buffer, (int)PyUnicode_KIND(text), PyUnicode_DATA(text), size);
 }
 
+/* Write the comma (if wanted), the quoted name and the colon of a member; `*clean` tells if the name is ASCII and
+ * was written as it is. */
+static inline int lf_name(lf_buffer *buffer, PyObject *name, int comma, int *clean) {
+    size_t size = (size_t)PyUnicode_GET_LENGTH(name);
+    if (PyUnicode_IS_COMPACT_ASCII(name)) {
+        if (lf_room(buffer, size + 4) < 0) return -1;
+        uint8_t *out = buffer->data + buffer->size;
+        *out = ',';
+        out += comma;
+        if (lf_copy_clean(out + 1, (const uint8_t *)PyUnicode_1BYTE_DATA(name), size)) {
+            out[0] = out[size + 1] = '"';
+            out[size + 2] = ':';
+            buffer->size += size + 3 + (size_t)comma;
+            *clean = 1;
+            return 0;
+        }
+    }
+    *clean = 0;
+    if (comma && lf_put_byte(buffer, ',') < 0) return -1;
+    if (lf_text_slow(buffer, (int)PyUnicode_KIND(name), PyUnicode_DATA(name), size) < 0) return -1;
+    return lf_put_byte(buffer, ':');
+}
+
 /* True if `text` holds two adjacent halves of a surrogate pair, which in JSON are one character. */
 static int lf_has_pair(PyObject *text) {
     int kind = (int)PyUnicode_KIND(text);
@@ -278,22 +330,31 @@ static const char LF_PAIRS[] =
 
 /* Write the digits of `value` so that they end before `end`; return where they begin. */
 static inline uint8_t *lf_digits(uint8_t *end, uint64_t value) {
-    while (value >= 100) {
-        uint64_t rest = value / 100;
-        memcpy(end -= 2, LF_PAIRS + 2 * (value - rest * 100), 2);
-        value = rest;
+    while (value >= 100000000) { /* eight digits whose halves do not wait for each other */
+        uint32_t eight = (uint32_t)(value % 100000000), high = eight / 10000, low = eight % 10000;
+        value /= 100000000;
+        end -= 8;
+        memcpy(end, LF_PAIRS + 2 * (high / 100), 2);
+        memcpy(end + 2, LF_PAIRS + 2 * (high % 100), 2);
+        memcpy(end + 4, LF_PAIRS + 2 * (low / 100), 2);
+        memcpy(end + 6, LF_PAIRS + 2 * (low % 100), 2);
     }
-    if (value >= 10) {
-        memcpy(end -= 2, LF_PAIRS + 2 * value, 2);
-    } else {
-        *--end = (uint8_t)('0' + value);
+    uint32_t rest = (uint32_t)value;
+    while (rest >= 100) {
+        memcpy(end -= 2, LF_PAIRS + 2 * (rest % 100), 2);
+        rest /= 100;
     }
+    if (rest >= 10)
+        memcpy(end -= 2, LF_PAIRS + 2 * rest, 2);
+    else
+        *--end = (uint8_t)('0' + rest);
     return end;
 }
 
 static inline int lf_uint(lf_buffer *buffer, uint64_t value, int negative) {
-    uint8_t text[24], *end = text + 24, *begin = lf_digits(end, value);
-    if (negative) *--begin = '-';
+    uint8_t text[24 + LF_SLACK], *end = text + 24, *begin = lf_digits(end, value);
+    *--begin = '-';
+    begin += !negative;
     return lf_put(buffer, begin, (size_t)(end - begin));
 }
 
@@ -372,23 +433,42 @@ static uint64_t lf_shortest(double value, int32_t *exponent) {
     return s + (uint64_t)(middle > half || (middle == half && (s & 1)));
 }
 
-/* Write a float as ECMAScript does; with `keep`, so that it reads back as a float of the same sign. */
-static int lf_float(lf_buffer *buffer, double value, int keep) {
-    if (!isfinite(value)) return lf_put(buffer, "null", 4);
+/* Write a float as ECMAScript does to `canonical`, and to `kept` so that it reads back as a float of the same sign;
+ * either may be NULL. */
+static int lf_float(lf_buffer *canonical, lf_buffer *kept, double value) {
+    lf_buffer *buffer = canonical ? canonical : kept;
+    if (!isfinite(value)) {
+        if (canonical && lf_put_word(canonical, "null\0\0\0", 4) < 0) return -1;
+        return kept ? lf_put_word(kept, "null\0\0\0", 4) : 0;
+    }
     if (lf_room(buffer, 40) < 0) return -1;
-    uint8_t *out = buffer->data + buffer->size, text[24], *end = text + 24;
+    size_t from = buffer->size;
+    uint8_t *out = buffer->data + buffer->size, text[24 + LF_SLACK], *end = text + 24;
     int whole = 1;
     if (signbit(value)) {
-        if (value != 0 || keep) *out++ = '-';
+        if (value != 0) {
+            *out++ = '-';
+        } else if (canonical == NULL || kept != NULL) {
+            if (lf_put_word(kept, "-0.0\0\0\0", 4) < 0) return -1;
+            return canonical ? lf_put_byte(canonical, '0') : 0;
+        }
         value = -value;
     }
     if (value < 9007199254740992.0 && value == (double)(int64_t)value) {
         uint8_t *begin = lf_digits(end, (uint64_t)value);
-        memcpy(out, begin, (size_t)(end - begin));
+        lf_copy(out, begin, (size_t)(end - begin));
         out += end - begin;
     } else {
         int32_t exponent;
         uint64_t digits = lf_shortest(value, &exponent);
+        if (digits % 100000000 == 0) {
+            digits /= 100000000;
+            exponent += 8;
+        }
+        if (digits % 10000 == 0) {
+            digits /= 10000;
+            exponent += 4;
+        }
         while (digits % 10 == 0) {
             digits /= 10;
             exponent++;
@@ -396,41 +476,44 @@ static int lf_float(lf_buffer *buffer, double value, int keep) {
         uint8_t *begin = lf_digits(end, digits);
         int32_t count = (int32_t)(end - begin), point = count + exponent; /* value = 0.DIGITS * 10^point */
         if (count <= point && point <= 21) {
-            memcpy(out, begin, (size_t)count);
+            lf_copy(out, begin, (size_t)count);
             memset(out + count, '0', (size_t)(point - count));
             out += point;
         } else if (0 < point && point <= 21) {
-            memcpy(out, begin, (size_t)point);
+            lf_copy(out, begin, (size_t)point);
             out[point] = '.';
-            memcpy(out + point + 1, begin + point, (size_t)(count - point));
+            lf_copy(out + point + 1, begin + point, (size_t)(count - point));
             out += count + 1;
             whole = 0;
         } else if (-6 < point && point <= 0) {
             memcpy(out, "0.000000", 8);
             out += 2 - point;
-            memcpy(out, begin, (size_t)count);
+            lf_copy(out, begin, (size_t)count);
             out += count;
             whole = 0;
         } else {
             *out++ = *begin;
             if (count > 1) {
                 *out++ = '.';
-                memcpy(out, begin + 1, (size_t)(count - 1));
+                lf_copy(out, begin + 1, (size_t)(count - 1));
                 out += count - 1;
             }
             *out++ = 'e';
             *out++ = point > 0 ? '+' : '-';
             uint8_t *power = lf_digits(end, (uint64_t)(point > 0 ? point - 1 : 1 - point));
-            memcpy(out, power, (size_t)(end - power));
+            lf_copy(out, power, (size_t)(end - power));
             out += end - power;
             whole = 0;
         }
     }
-    if (whole && keep) {
-        *out++ = '.';
-        *out++ = '0';
-    }
     buffer->size = (size_t)(out - buffer->data);
+    if (kept == NULL) return 0;
+    if (canonical && lf_put(kept, canonical->data + from, canonical->size - from) < 0) return -1;
+    if (whole) {
+        /* The slack has room for two more. */
+        kept->data[kept->size++] = '.';
+        kept->data[kept->size++] = '0';
+    }
     return 0;
 }
 
@@ -453,16 +536,26 @@ typedef struct {
     } of;
 } lf_span;
 
-/* Fill in the name of the member that begins at `span->start`; `size` bytes of it, quotes included. */
-static inline void lf_span_name(lf_span *span, const uint8_t *base, size_t size, PyObject *key) {
-    size_t length = (size_t)PyUnicode_GET_LENGTH(key);
-    span->of.name.size = length;
-    if (PyUnicode_IS_COMPACT_ASCII(key) && size == length + 2) {
-        uint64_t prefix = 0;
-        size_t take = length < 8 ? length : 8;
-        const uint8_t *name = base + span->start + 1;
-        for (size_t at = 0; at < take; at++) prefix |= (uint64_t)name[at] << (56 - 8 * at);
-        span->of.name.prefix = prefix;
+/* The first 8 of `size` bytes as a number that compares as they do; shorter names are padded with zeros. */
+static inline uint64_t lf_prefix(const uint8_t *name, size_t size) {
+    uint64_t prefix;
+    memcpy(&prefix, name, 8); /* in a buffer, so the slack is there */
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    prefix = __builtin_bswap64(prefix);
+#elif !defined(__BYTE_ORDER__) || __BYTE_ORDER__ != __ORDER_BIG_ENDIAN__
+    prefix = 0;
+    for (int at = 0; at < 8; at++) prefix = prefix << 8 | name[at];
+#endif
+    if (size >= 8) return prefix;
+    return size ? prefix & ~UINT64_C(0) << (64 - 8 * size) : 0;
+}
+
+/* Fill in the name of the member that begins at `span->start`. */
+static inline void lf_span_name(lf_span *span, const uint8_t *base, PyObject *key, int clean) {
+    size_t size = (size_t)PyUnicode_GET_LENGTH(key);
+    span->of.name.size = size;
+    if (clean) {
+        span->of.name.prefix = lf_prefix(base + span->start + 1, size);
         span->of.name.key = NULL;
     } else {
         Py_INCREF(key);
@@ -570,7 +663,7 @@ static int lf_reorder(lf_buffer *text, lf_buffer *spare, size_t from, const lf_s
         size_t start = kept ? (size_t)spans[at].of.kept.start : spans[at].start;
         size_t size = (kept ? spans[at].of.kept.end : spans[at].end) - start;
         if (at) *out++ = ',';
-        memcpy(out, spare->data + (start - from), size);
+        lf_copy(out, spare->data + (start - from), size);
         out += size;
     }
     return 0;
@@ -612,6 +705,14 @@ static int lf_plain_to_read_slow(const uint8_t *text, size_t size, int max_depth
     return 1;
 }
 
+/* The length of the run of digits around `at`. */
+static size_t lf_digit_run(const uint8_t *text, size_t size, size_t at) {
+    size_t from = at, to = at;
+    while (from > 0 && text[from - 1] >= '0' && text[from - 1] <= '9') from--;
+    while (to < size && text[to] >= '0' && text[to] <= '9') to++;
+    return to - from;
+}
+
 /* True if a 64-bit parser that refuses halves of surrogate pairs is known to read `text` exactly: no escape of
  * a surrogate, no integer of 19 digits or more, not too deep. Whether it is JSON at all is not asked. */
 static int lf_plain_to_read(const uint8_t *text, size_t size, int max_depth) {
@@ -633,8 +734,9 @@ static int lf_plain_to_read(const uint8_t *text, size_t size, int max_depth) {
         unsigned opens = (unsigned)_mm_movemask_epi8(_mm_cmpeq_epi8(_mm_or_si128(x, lower), open));
         for (; opens; opens &= opens - 1) opened++;
         /* Nineteen digits in a row fill one of these halves. */
-        if (slashes | (unsigned)((digits & 0xFF) == 0xFF) | (unsigned)((digits & 0xFF00) == 0xFF00) |
-            (unsigned)(opened > max_depth))
+        int low = (digits & 0xFF) == 0xFF, high = (digits & 0xFF00) == 0xFF00;
+        if (slashes || opened > max_depth || (low && lf_digit_run(text, size, at) > 18) ||
+            (high && lf_digit_run(text, size, at + 8) > 18))
             return lf_plain_to_read_slow(text, size, max_depth);
     }
     return 1;
