@@ -146,7 +146,7 @@ def dict_members(value: dict[Any, Any]) -> Members:
         raise _failed(value, error) from error
 
 
-def _name(key: object) -> str:
+def _name(key: Any) -> str:
     """Return the JSON name of `key`: as the stdlib's `json` writes it, subclasses by their base value."""
     original = key
     for _ in range(MAX_DEPTH):
@@ -154,15 +154,15 @@ def _name(key: object) -> str:
         if key is None:
             return "null"
         if kind is str:
-            return joined(key)  # type: ignore[arg-type]  # `kind is` does not narrow `object`
+            return joined(key)
         if kind is bool:
             return "true" if key else "false"
         if kind is int:
-            return _digits.text(key)  # type: ignore[arg-type]  # as above
+            return _digits.text(key)
         if kind is float:
-            return _float_name(key)  # type: ignore[arg-type]  # as above
+            return _float_name(key)
         if issubclass(kind, Enum):
-            key = key.value  # type: ignore[attr-defined]  # an Enum member has it
+            key = key.value
         elif issubclass(kind, (str, int, float)):
             key = _base(kind, key)
         elif _is_numpy_scalar(kind):
@@ -203,10 +203,10 @@ def _failed(value: object, error: Exception) -> Refusal:
     return Refusal(UnsupportedTypeError, value, f"converting a {name} raised {type_name(error)}")
 
 
-def plain(value: object) -> object:
+def plain(value: Any) -> object:
     """Turn one value that is not plain JSON into something one step plainer, or raise `Refusal`.
 
-    Types are asked, never instances: an attribute or `__class__` that an instance makes up counts for nothing.
+    Types are asked, never instances: what an instance makes up (`__class__`, attributes) counts for nothing.
     """
     kind = type(value)
     exact = _EXACT.get(kind)
@@ -216,25 +216,25 @@ def plain(value: object) -> object:
     if hook is not None:
         return hook(value)
     if issubclass(kind, Enum):
-        return value.value  # type: ignore[attr-defined]  # an Enum member has it
+        return value.value
     if issubclass(kind, (str, int, float)):
         return _base(kind, value)
     model = getattr(sys.modules.get("pydantic.main"), "BaseModel", None)
     if model is not None and issubclass(kind, model):
-        return value.model_dump(mode="json")  # type: ignore[attr-defined]  # a pydantic model has it
+        return value.model_dump(mode="json")
     msgspec = sys.modules.get("msgspec")
     struct = getattr(msgspec, "Struct", None)
     if struct is not None and issubclass(kind, struct):
         return msgspec.to_builtins(value)  # type: ignore[union-attr]  # it has Struct, so it is there
     if hasattr(kind, "__dataclass_fields__"):
-        return members((field.name, getattr(value, field.name)) for field in fields(value))  # type: ignore[arg-type]
+        return members((field.name, getattr(value, field.name)) for field in fields(value))
     if issubclass(kind, Mapping):
-        return members(value.items())  # type: ignore[attr-defined]  # a Mapping has it
+        return members(value.items())
     # Sequences and sets are read from their own storage, so that an overridden __iter__ cannot run for ever.
     if issubclass(kind, tuple):
-        return tuple.__getitem__(value, slice(None))  # type: ignore[arg-type]  # issubclass of kind narrows nothing
+        return tuple.__getitem__(value, slice(None))
     if issubclass(kind, list):
-        return list.__getitem__(value, slice(None))  # type: ignore[arg-type]  # as above
+        return list.__getitem__(value, slice(None))
     for base, convert in _BASES:
         if issubclass(kind, base):
             return convert(value)

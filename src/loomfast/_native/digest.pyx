@@ -778,16 +778,17 @@ def format_digest(value):
 def parse_digest(text):
     """Return the integer that 16 lower-case hex digits spell. See `_pure.digest.parse_digest`."""
     cdef uint64_t value = 0
-    cdef Py_UCS4 char
+    cdef int char, at
     if not issubclass(type(text), str):
         raise BadInputError(f"a digest is 16 lower-case hex digits, not {_type_name(text)}")
     cdef str exact = str.__str__(text)
     if len(exact) == 16:
-        for char in exact:
-            if c"0" <= char <= c"9":
-                value = value << 4 | <uint64_t>(char - c"0")
-            elif c"a" <= char <= c"f":
-                value = value << 4 | <uint64_t>(char - c"a" + 10)
+        for at in range(16):
+            char = <int><Py_UCS4>exact[at]
+            if 48 <= char <= 57:  # 0 to 9
+                value = value << 4 | <uint64_t>(char - 48)
+            elif 97 <= char <= 102:  # a to f
+                value = value << 4 | <uint64_t>(char - 87)
             else:
                 break
         else:
