@@ -42,8 +42,6 @@ MAX_DEPTH = 256
 # One step of a path: a member's name, an element's index, or None for "some member of a set".
 Step = str | int | None
 
-PLAIN = frozenset({str, int, float, bool, type(None), list, tuple, dict})
-
 # The name a type was given: a metaclass cannot lie about it, nor raise.
 _name_of_type = type.__dict__["__name__"].__get__
 
@@ -72,6 +70,24 @@ class Refusal(Exception):
         """Return the error to raise for the value at `steps`."""
         where = [*steps, self.name] if self.name is not None else steps
         return self.error(path_text(where), self.type_name, self.reason)
+
+
+def is_plain(value: object) -> bool:
+    """True if `value` is of exactly one of the plain types.
+
+    Types are compared by identity: a metaclass can make hashing or comparing its classes raise.
+    """
+    kind = type(value)
+    return (
+        kind is str
+        or kind is int
+        or value is None
+        or kind is float
+        or kind is bool
+        or kind is list
+        or kind is dict
+        or kind is tuple
+    )
 
 
 def type_name(value: object) -> str:
@@ -189,7 +205,7 @@ def resolve(value: object) -> object:
     try:
         for _ in range(MAX_DEPTH):
             value = plain(value)
-            if type(value) in PLAIN or type(value) is Members or type(value) is Bag:
+            if is_plain(value) or type(value) is Members or type(value) is Bag:
                 return value
     except Refusal:
         raise
@@ -209,9 +225,9 @@ def plain(value: Any) -> object:
     Types are asked, never instances: what an instance makes up (`__class__`, attributes) counts for nothing.
     """
     kind = type(value)
-    exact = _EXACT.get(kind)
-    if exact is not None:
-        return exact(value)
+    for base, convert in _BASES:
+        if kind is base:
+            return convert(value)
     hook = getattr(kind, "__json__", None)
     if hook is not None:
         return hook(value)
@@ -283,5 +299,3 @@ _BASES: tuple[tuple[type, Any], ...] = (
     (UUID, str),
     (Decimal, str),
 )
-# The same types, exact: no hook can be on them, so the rest need not be asked.
-_EXACT: dict[type, Any] = dict(_BASES)

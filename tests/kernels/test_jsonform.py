@@ -356,6 +356,22 @@ class Nameless(metaclass=RaisingMeta):
     pass
 
 
+class UnhashableMeta(type):
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(cls, other: object) -> bool:
+        raise RuntimeError("compared")
+
+
+class Unhashable(metaclass=UnhashableMeta):
+    pass
+
+
+class UnhashableHooked(metaclass=UnhashableMeta):
+    def __json__(self) -> object:
+        return [1]
+
+
 @pytest.mark.parametrize(
     ("value", "cause"),
     [
@@ -380,7 +396,8 @@ def test_a_conversion_that_raises_is_an_unsupported_type_and_keeps_its_cause(dig
 
 def test_liars_get_a_correct_answer_or_a_typed_error(digest_kernel):
     assert digest_kernel.encode(LyingDict([(Text("b"), 1), ("a", 2)])) == b'{"b":1,"a":2}'
-    for value in (FakeClass(), Nameless(), Nameless):
+    assert digest_kernel.encode([UnhashableHooked()]) == b"[[1]]"
+    for value in (FakeClass(), Nameless(), Nameless, Unhashable(), Unhashable, {Nameless: 1}):
         with pytest.raises(UnsupportedTypeError):
             digest_kernel.encode([value])
     with pytest.raises(KeyCollisionError):

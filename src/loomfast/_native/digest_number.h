@@ -8,8 +8,10 @@
  * neighbours. Choose k so that the interval is wider than 10^k and not wider than ten of them: then it holds
  * at least one and at most ten multiples of 10^k, at most one of which is a multiple of 10^(k+1). Multiply c
  * and both ends by 10^-k from a table of 128-bit powers, keeping "something was lost" as a sticky last bit;
- * compare the neighbours s and s+1 with the ends. 0.3 = 5404319552844595 * 2^-54: k = -17, s = 29999999999999998, and
- * s/10 + 1 = 3000000000000000 * 10^-16 lies inside: the digits are 3, the exponent -1.
+ * compare the neighbours s and s+1 with the ends.
+ *
+ * 0.3 = 5404319552844595 * 2^-54: k = -17, s = 29999999999999998, and s/10 + 1 = 3000000000000000 * 10^-16 lies
+ * inside. Without its zeros: digits 3, exponent -1.
  */
 #ifndef LOOMFAST_DIGEST_NUMBER_H
 #define LOOMFAST_DIGEST_NUMBER_H

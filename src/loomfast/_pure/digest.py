@@ -31,12 +31,12 @@ from loomfast import _digits, _jsontext
 from loomfast._errors import BadInputError, JsonTextError
 from loomfast._jsonform import (
     MAX_DEPTH,
-    PLAIN,
     Bag,
     Members,
     Refusal,
     Step,
     dict_members,
+    is_plain,
     joined,
     resolve,
     too_deep,
@@ -49,7 +49,7 @@ _OFFSET = 0xCBF29CE484222325
 _PRIME = 0x100000001B3
 _MASK = 0xFFFFFFFFFFFFFFFF
 
-_CONTAINERS = frozenset({list, tuple, Bag, dict, Members})
+_CONTAINERS = (list, tuple, Bag, dict, Members)
 _ESCAPED = re.compile('[\x00-\x1f"\\\\\ud800-\udfff]')
 _SHORT = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 _HEX = re.compile("[0-9a-f]{16}")
@@ -164,7 +164,7 @@ def _walk(value: object) -> tuple[str, str]:
     frames: list[_Frame] = []
     while True:
         owner = value
-        if type(value) not in PLAIN:
+        if not is_plain(value):
             value = _located(resolve, value, frames)
         if type(value) in _CONTAINERS:
             if len(frames) == MAX_DEPTH:
