@@ -141,7 +141,11 @@ async def test_closing_records_no_outcome_and_recovery_goes_on_from_there(open_s
         async with runtime(store, flow) as rt:
             handle = await rt.start(flow)
             await begun.wait()
-        assert kinds(await store.read(handle.execution_id)) == ["EXECUTION_STARTED", "before*", "STEP_STARTED"]
+        assert kinds(await store.read(handle.execution_id)) == [
+            "EXECUTION_STARTED",
+            "before*",
+            "STEP_STARTED",
+        ]
         with pytest.raises(lf.RuntimeClosedError):
             await rt.start(flow)
         async with runtime(store, flow) as rt:

@@ -106,7 +106,9 @@ async def test_an_answer_that_loses_is_not_delivered_to_anybody() -> None:
     assert len(runs) == 1
 
 
-async def test_an_answer_while_the_first_run_still_unwinds_leads_to_one_further_run(open_store: OpenStore) -> None:
+async def test_an_answer_while_the_first_run_still_unwinds_leads_to_one_further_run(
+    open_store: OpenStore,
+) -> None:
     """F10 (c)."""
     leaving = asyncio.Event()
 

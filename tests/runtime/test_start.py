@@ -90,7 +90,9 @@ async def test_of_a_hundred_concurrent_starts_of_one_id_one_runs(open_store: Ope
     ],
     ids=["sequence", "envelope id", "fence", "sequence by name", "fence by name"],
 )
-async def test_a_conflict_that_sequence_0_does_not_confirm_is_retried_once_and_alone(conflict: Exception) -> None:
+async def test_a_conflict_that_sequence_0_does_not_confirm_is_retried_once_and_alone(
+    conflict: Exception,
+) -> None:
     store = ScriptedStore({0: conflict})
     async with runtime(store) as rt:
         handle = await rt.start(paid_flow, 1, execution_id="x")
@@ -200,14 +202,19 @@ async def test_a_chosen_id_writes_the_same_log_as_a_minted_one(open_store: OpenS
             if chosen is not None and await store.read("exec-1"):
                 chosen = "exec-2"
             tail: list[dict[str, Any]] = []
-            rt = runtime(store, on_event=lambda event, tail=tail: tail.append(event.to_json()), clock=StillClock())
+            rt = runtime(
+                store, on_event=lambda event, tail=tail: tail.append(event.to_json()), clock=StillClock()
+            )
             async with rt:
                 handle = await rt.start(paid_flow, 1, execution_id=chosen, compute_target="gpu", fence=0)
                 await handle.result()
                 logs.append([event.to_json() for event in await store.read(handle.execution_id)])
             tails.append(tail)
     plain = [
-        [{name: part for name, part in event.items() if name not in ("id", "executionId", "timestamp")} for event in log]
+        [
+            {name: part for name, part in event.items() if name not in ("id", "executionId", "timestamp")}
+            for event in log
+        ]
         for log in (*logs, *tails)
     ]
     assert plain[0] == plain[1] == plain[2] == plain[3]

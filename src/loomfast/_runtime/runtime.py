@@ -188,11 +188,15 @@ class WorkflowRuntime:
             raise refuse(f"the open gate is {pending.ordinal}, not {gate}")
         if pending.correlation_key != correlation_key:
             raise refuse(f"gate {pending.ordinal} has correlation key {pending.correlation_key!r}")
-        schema.check(flow.gates.get(event_type), payload, f"answer to gate {pending.ordinal} ({event_type!r})")
+        schema.check(
+            flow.gates.get(event_type), payload, f"answer to gate {pending.ordinal} ({event_type!r})"
+        )
         resumed = encode({"gate": pending.ordinal, "on": event_type})
         return Draft(event_type, encode(payload)), Draft("EXECUTION_RESUMED", resumed)
 
-    async def _answer_parked(self, flow: FlowDefinition, state: State, drafts: tuple[Draft, ...]) -> ExecutionHandle:
+    async def _answer_parked(
+        self, flow: FlowDefinition, state: State, drafts: tuple[Draft, ...]
+    ) -> ExecutionHandle:
         journal = self._journal(state.execution_id, state=state)
         envelopes = [journal.envelope(draft, ahead=place) for place, draft in enumerate(drafts)]
         try:
@@ -306,9 +310,7 @@ class WorkflowRuntime:
     def _journal(
         self, execution_id: str, *, state: State | None = None, fence: int | None = None
     ) -> ExecutionJournal:
-        return ExecutionJournal(
-            execution_id, self.store, self._clock, self._hooks, state=state, fence=fence
-        )
+        return ExecutionJournal(execution_id, self.store, self._clock, self._hooks, state=state, fence=fence)
 
     def _live(self, execution_id: str) -> DrivenExecution | None:
         live = self._driven.get(execution_id)
