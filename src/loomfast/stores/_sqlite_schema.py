@@ -124,14 +124,14 @@ def prepare(connection: sqlite3.Connection, path: str, busy_timeout_ms: int) -> 
         except BaseException:
             roll_back(connection)
             raise
-    mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
+    mode = _retry(connection, "PRAGMA journal_mode", deadline).fetchone()[0]
     if mode != "wal":
         raise StorageError(None, f"{path}: write-ahead logging cannot be used here, the mode is {mode!r}")
 
 
 def _version(connection: sqlite3.Connection, path: str, deadline: float) -> int:
     version: int = _retry(connection, "PRAGMA user_version", deadline).fetchone()[0]
-    owner: int = connection.execute("PRAGMA application_id").fetchone()[0]
+    owner: int = _retry(connection, "PRAGMA application_id", deadline).fetchone()[0]
     if version and owner != APPLICATION_ID:
         raise StorageError(None, f"{path}: is a database of another application")
     if version > len(MIGRATIONS):

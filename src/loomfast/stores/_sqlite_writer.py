@@ -231,9 +231,9 @@ class _Ledger:
                 f"SELECT {_HEAD_COLUMNS} FROM executions WHERE id IN ({marks})", some
             )
             for number, execution_id, flow_id, status, last_sequence, fence, pending, in_doubt, _ in rows:
-                parked = frozenset[str]() if in_doubt is None else frozenset(decode(in_doubt))
+                parked: Any = () if in_doubt is None else decode(in_doubt)
                 self._heads[load_text(execution_id)] = Head(
-                    number, load_text(flow_id), status, last_sequence, fence, bool(pending), parked
+                    number, load_text(flow_id), status, last_sequence, fence, bool(pending), frozenset(parked)
                 )
 
     def _apply(self, calls: list[Call]) -> list[tuple[Call, Any]]:
@@ -245,7 +245,7 @@ class _Ledger:
             try:
                 heads, answer = self._judge(call)
             except LoomError as error:
-                outcomes.append((call, error))
+                outcomes.append((call, error.with_traceback(None)))  # it would hold `outcomes`, a cycle
                 continue
             for execution_id, head in heads.items():
                 before.setdefault(execution_id, self._heads.get(execution_id))
