@@ -206,7 +206,7 @@ def _failed(value: object, error: Exception) -> Refusal:
 def plain(value: object) -> object:
     """Turn one value that is not plain JSON into something one step plainer, or raise `Refusal`.
 
-    Types are asked, never instances: an attribute or a `__class__` that an instance makes up counts for nothing.
+    Types are asked, never instances: an attribute or `__class__` that an instance makes up counts for nothing.
     """
     kind = type(value)
     exact = _EXACT.get(kind)

@@ -87,7 +87,7 @@ class _Parser:
                 self.names.pop()
 
     def enter(self, char: str) -> object:
-        """Open an array or an object; return it if it is empty, else None with the cursor at its first value."""
+        """Open an array or an object; return it if empty, else None with the cursor at its first value."""
         if len(self.open) == MAX_DEPTH:
             kind = "array" if char == "[" else "object"
             raise TooDeepError(path_text(self.steps()), kind, f"nested deeper than {MAX_DEPTH} levels")

@@ -96,7 +96,7 @@ def _octets(data: object) -> bytes:
 def canonical(value: object) -> bytes:
     """Return the canonical JSON of `value` (RFC 8785), in UTF-8.
 
-    Raises `JsonFormError` (`UnsupportedTypeError`, `KeyCollisionError`, `CircularValueError`, `TooDeepError`).
+    Raises a `JsonFormError`: `UnsupportedTypeError`, `KeyCollisionError`, `CircularValueError`, `TooDeepError`.
     """
     return _walk(value)[0].encode("utf-8")
 
@@ -115,12 +115,13 @@ def decode(data: object) -> object:
     Integers of any size are exact and halves of surrogate pairs survive. Raises `JsonTextError` with the byte
     offset, `TooDeepError` below `MAX_DEPTH` levels.
     """
-    if isinstance(data, str):
-        text = str.__str__(data)
+    if issubclass(type(data), str):
+        text = str.__str__(data)  # type: ignore[arg-type]  # issubclass of the type narrows nothing
         try:
             return _jsontext.parse(text.encode("utf-8"))
         except UnicodeEncodeError as error:
-            raise JsonTextError(len(text[: error.start].encode("utf-8")), "half of a surrogate pair") from None
+            at = len(text[: error.start].encode("utf-8"))
+            raise JsonTextError(at, "half of a surrogate pair") from None
     return _jsontext.parse(_octets(data))
 
 
@@ -138,7 +139,7 @@ class _Frame:
         if self.kind is Members:
             self.rest = zip(body[::2], body[1::2], strict=True)
         elif self.kind is Bag:
-            self.rest = zip(repeat(None), body)  # noqa: B905  # one side has no end
+            self.rest = zip(repeat(None), body)  # one side has no end
         else:
             self.rest = iter(list(enumerate(body)))
 
@@ -260,22 +261,22 @@ def _float(value: float) -> tuple[str, str]:
 
 
 def digest(segment: int, event_type: str, payload: object) -> int:
-    """Return the identity of an emit: FNV-1a 64 of `segment|` and the canonical JSON of `[event_type, payload]`.
+    """Return the identity of an emit (ADR 0102): FNV-1a 64 of `<segment>|<canonical [event_type, payload]>`.
 
-    Raises `BadInputError` for a segment that is no integer of at least 0 or an event type that is no text, and
-    `JsonFormError` as `canonical` does; paths and `MAX_DEPTH` count from the payload.
+    Raises `BadInputError` for a segment that is no integer of at least 0 or an event type that is no text,
+    and `JsonFormError` as `canonical` does; paths and `MAX_DEPTH` count from the payload.
     """
     return encode_digest(segment, event_type, payload)[1]
 
 
 def encode_digest(segment: int, event_type: str, payload: object) -> tuple[bytes, int]:
     """Return `(encode(payload), digest(segment, event_type, payload))`, from one walk of the payload."""
-    if not isinstance(segment, int) or isinstance(segment, bool):
+    if not issubclass(type(segment), int) or type(segment) is bool:
         raise BadInputError(f"segment must be an integer, not {type_name(segment)}")
     segment = int.__int__(segment)
     if segment < 0:
         raise BadInputError("segment must be at least 0")
-    if not isinstance(event_type, str):
+    if not issubclass(type(event_type), str):
         raise BadInputError(f"event_type must be text, not {type_name(event_type)}")
     event_type = str.__str__(event_type)
     first, second = _walk(payload)
@@ -284,8 +285,8 @@ def encode_digest(segment: int, event_type: str, payload: object) -> tuple[bytes
 
 
 def format_digest(value: int) -> str:
-    """Return `value` as 16 lower-case hex digits. Raises `BadInputError` if it is no unsigned 64-bit integer."""
-    if not isinstance(value, int) or isinstance(value, bool):
+    """Return `value` as 16 lower-case hex digits; raise `BadInputError` if it is no unsigned 64-bit integer."""
+    if not issubclass(type(value), int) or type(value) is bool:
         raise BadInputError(f"a digest is an integer, not {type_name(value)}")
     value = int.__int__(value)
     if not 0 <= value <= _MASK:
@@ -294,10 +295,10 @@ def format_digest(value: int) -> str:
 
 
 def parse_digest(text: str) -> int:
-    """Return the integer that `text`, exactly 16 lower-case hex digits, spells; else raise `BadInputError`."""
-    if not isinstance(text, str):
+    """Return the integer that `text` spells; raise `BadInputError` unless it is 16 lower-case hex digits."""
+    if not issubclass(type(text), str):
         raise BadInputError(f"a digest is 16 lower-case hex digits, not {type_name(text)}")
     text = str.__str__(text)
     if not _HEX.fullmatch(text):
-        raise BadInputError(f"a digest is 16 lower-case hex digits, not {ascii(text[:32])}")
+        raise BadInputError(f"a digest is 16 lower-case hex digits, not {text[:32]!a}")
     return int(text, 16)
