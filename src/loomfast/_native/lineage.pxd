@@ -1,0 +1,430 @@
+"""The multi-version radix trie under the native `Trie` and `Table`: C memory only, no Python class.
+
+What lives here: nodes, versions, and how a version is read, written, continued and let go. What must not:
+argument checks, the persisted form, anything that knows what a digest or a step is.
+
+Theory of operation
+-------------------
+A textbook persistent map copies the path to a leaf at every write, about a microsecond however it is coded.
+But nearly every write continues the *newest* version. So the versions of one linear history, a *lineage*,
+share one mutable 16-way radix trie over a mixed 64-bit hash. A version is just (lineage, number). A slot
+holds its newest value inline with the number of the version that wrote it; a value that an older version
+still sees moves into the slot's chain of `Past` records. A reader takes the newest value that is not
+younger than itself:
+
+    a = {}          b = a.bump(x)     c = b.bump(y)     d = c.bump(x)        numbers a 1, b 2, c 3, d 4
+    one leaf:       x: 2 by d(4) -> past: 1 by b(2)          y: 1 by c(3)
+    d reads x=2 y=1;   c reads x=1 y=1 (4 is younger than 3);   b reads x=1, no y;   a reads nothing
+
+The rest is what happens when history is not linear, or when versions are let go.
+
+*Branches.* Writing to c again after d exists may not touch their leaf in place. The lineage is *frozen* for
+good, and a new lineage begins whose root refers to the old root *as of 3*. Such a reference is *foreign*: its
+target belongs to a frozen lineage and is read as of the limit kept beside the reference, for as long as it
+lives. The first write through a foreign reference copies one node: a branch node's copy refers to the
+same children, foreign in their turn; a leaf's copy keeps only what was visible at the limit, as version 0.
+So a branch costs one path copy, never O(k); no read walks a chain of lineages; and nothing pins an origin:
+nodes count the references to them, and what no root reaches is freed node by node.
+
+*Old values.* A `Past` record has a jump pointer in the skew-binary pattern of Myers (1983), so finding the
+value as of an old version takes O(log n) steps of a chain of n. Records are only ever pushed and popped at the
+top, so jump pointers never dangle.
+
+*Letting go.* A lineage links its living versions in order. Before a value is pushed, the records on top that
+lie between two neighbours of that list, where no living version can see them, are popped: a
+loop that keeps only the newest version keeps at most one record per slot. What this misses (holders that
+come and go in other orders, slots that only dropped versions saw) is counted in `litter`. When litter exceeds
+twice the living data, the next write begins a new lineage as a branch does, and each write after it also
+copies one further foreign leaf (`sweep`) until none is left. Work per write stays bounded: no pass ever stops
+the world, and memory stays within a constant factor of what living versions could see.
+
+*Deferred release.* A write lets go of nodes and values in its middle. They are noted in a `Debris` and
+released at its end, since releasing a value may run code that uses this very lineage.
+
+Mixing is a bijection, so distinct digests always part within 16 levels, and an adversary gains at most those
+levels. For a `Table` the hash is Python's; keys of equal hash share an overfull leaf at the last level.
+"""
+
+from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from cpython.object cimport PyObject
+
+from loomfast._native.nodes cimport (
+    FOREIGN,
+    FROZEN,
+    FULL,
+    LEAF,
+    VALUE,
+    Branch,
+    Debris,
+    Leaf,
+    Past,
+    Py_INCREF,
+    Slot,
+    append_slot,
+    as_branch,
+    as_leaf,
+    capacity,
+    copy_node,
+    discard,
+    find_slot,
+    leaf_bytes,
+    loom_prefetch,
+    new_leaf,
+    references,
+    release,
+    release_node,
+    seen_as_of,
+    split_leaf,
+    u32,
+    u64,
+)
+
+cdef enum:
+    PATIENCE = 8  # how many living versions a write looks back over
+    POPS = 4  # how many dead records a write pops at most
+    STRIDES = 8  # how many ranges that need no copy a sweep skips per write
+    GRACE = 1024  # litter that is never worth a new lineage
+
+
+cdef struct Lineage:
+    size_t root
+    u32 limit  # of a foreign root
+    u32 newest  # number of the newest version, or FROZEN
+    u64 living  # how many versions there are
+    Version* tail  # the newest of them
+    u64 slots  # how many slots its versions could see, all together
+    u64 litter  # how many records and slots perhaps nobody sees
+    u64 unswept  # the same, for what the sweep under way will clear
+    u64 cursor  # where that sweep has got to
+    bint sweeping
+    bint keyed
+
+
+cdef struct Version:
+    Lineage* line  # NULL for a version that was empty from the start
+    Version* older  # neighbours in the list of living versions
+    Version* newer
+    u64 size
+    u32 number
+    bint drafted  # whether nobody else has seen this number
+
+
+# --- lineages and their versions ------------------------------------------------------------------
+
+
+cdef inline void link(Version* version, Lineage* line, Version* after) noexcept:  # pointers: cannot raise
+    """Enter `version` into the list of the living, after `after`, or first if that is NULL."""
+    version.line = line
+    version.older = after
+    version.newer = after.newer if after != NULL else NULL
+    if version.newer != NULL:
+        version.newer.older = version
+    else:
+        line.tail = version
+    if after != NULL:
+        after.newer = version
+    line.living += 1
+
+
+cdef inline void unlink(Version* version) noexcept:  # pointers: cannot raise
+    if version.newer != NULL:
+        version.newer.older = version.older
+    else:
+        version.line.tail = version.older
+    if version.older != NULL:
+        version.older.newer = version.newer
+    version.line.living -= 1
+
+
+cdef inline void end_if_deserted(Lineage* line) noexcept:  # as free_leaf
+    cdef size_t root
+    cdef bint keyed
+    if line.living == 0:
+        root = line.root
+        keyed = line.keyed
+        PyMem_Free(line)
+        release_node(root, keyed)
+
+
+cdef inline void leave(Version* version) noexcept:  # as free_leaf
+    """End a version: the destructor of whatever holds it."""
+    cdef Lineage* line = version.line
+    if line != NULL:
+        unlink(version)
+        version.line = NULL
+        end_if_deserted(line)
+
+
+cdef inline u64 tolerance(u64 size, u64 living) noexcept:  # arithmetic: cannot raise
+    return GRACE + 2 * (size + living)
+
+
+cdef inline Lineage* begin(Version* base, bint keyed) except NULL:
+    """Begin a lineage whose version 0 equals `base`; the lineage of `base` is frozen."""
+    cdef Lineage* origin = base.line
+    cdef Lineage* line = <Lineage*>PyMem_Calloc(1, sizeof(Lineage))
+    if line == NULL:
+        raise MemoryError()
+    line.keyed = keyed
+    line.newest = 1
+    line.slots = base.size
+    if origin != NULL:
+        origin.newest = FROZEN
+        line.root = origin.root
+        line.limit = origin.limit if origin.root & FOREIGN else base.number
+        if line.root:
+            line.root |= FOREIGN
+            references(line.root)[0] += 1
+        line.litter = origin.litter + origin.unswept + (origin.slots - base.size)
+        if line.litter > tolerance(base.size, 0):
+            line.sweeping = True
+            line.unswept = line.litter
+            line.litter = 0
+    return line
+
+
+cdef inline bint continues(Version* base) noexcept:  # compares: cannot raise
+    """Whether the next version after `base` may be written into its lineage."""
+    cdef Lineage* line = base.line
+    return (
+        line != NULL
+        and base.number == line.newest
+        and base.number < FROZEN - 1
+        and line.litter <= tolerance(base.size, line.living)
+    )
+
+
+cdef inline int succeed(Version* version, Version* base, bint keyed) except -1:
+    """Make the unlinked `version` a writable successor of `base`."""
+    cdef Lineage* line = base.line
+    if continues(base):
+        line.newest += 1
+    else:
+        line = begin(base, keyed)
+    version.number = line.newest
+    version.size = base.size
+    version.drafted = True
+    link(version, line, line.tail)
+    return 0
+
+
+cdef inline void equal(Version* version, Version* base) noexcept:  # pointers: cannot raise
+    """Make the unlinked `version` another holder of the same number; neither may write under it now."""
+    base.drafted = False
+    version.number = base.number
+    version.size = base.size
+    if base.line != NULL:
+        link(version, base.line, base)
+
+
+cdef inline Lineage* settle(Version* version, bint keyed) except? NULL:
+    """Give `version` a number of its own, newest in its lineage, unless it has that already.
+
+    Returns a lineage that it has left for a new one, for `end_if_deserted` once the write is done, or NULL.
+    """
+    cdef Lineage* line = version.line
+    cdef Lineage* fresh
+    if version.drafted and line.newest == version.number:
+        return NULL
+    if continues(version):
+        unlink(version)
+        line.newest += 1
+        version.number = line.newest
+        link(version, line, line.tail)
+        line = NULL
+    else:
+        fresh = begin(version, keyed)
+        if line != NULL:
+            unlink(version)
+        version.number = fresh.newest
+        link(version, fresh, NULL)
+    version.drafted = True
+    return line
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+cdef inline bint look(Version* version, u64 hash, PyObject* key, bint keyed, u64* word) noexcept:  # follows pointers: cannot raise
+    """Whether `version` has a value for a key, and which."""
+    cdef u32 limit = version.number
+    cdef size_t ref = 0
+    cdef Branch* branch
+    cdef Slot* slot
+    cdef int shift = 60
+    cdef u32 index
+    if version.line != NULL:
+        ref = version.line.root
+        if ref & FOREIGN:
+            limit = version.line.limit
+    while ref and not ref & LEAF:
+        branch = as_branch(ref)
+        index = (hash >> shift) & 15
+        ref = branch.child[index]
+        if ref & FOREIGN:
+            limit = branch.limit[index]
+        shift -= 4
+    if ref == 0:
+        return False
+    slot = find_slot(as_leaf(ref), hash, key, keyed)
+    return slot != NULL and seen_as_of(slot, limit, word)
+
+
+cdef inline Leaf* next_leaf(Version* version, u64* cursor, bint* done, u32* limit) noexcept:  # as look
+    """Return the leaf at or after `cursor`, which moves behind it, or NULL after the last.
+
+    Needs nothing but the cursor, so the trie may change its shape between two calls.
+    """
+    cdef size_t ref
+    cdef Branch* branch
+    cdef int shift
+    cdef u32 index
+    while not done[0]:
+        limit[0] = version.number
+        ref = version.line.root if version.line != NULL else 0
+        if ref & FOREIGN:
+            limit[0] = version.line.limit
+        shift = 60
+        while ref and not ref & LEAF:
+            branch = as_branch(ref)
+            index = (cursor[0] >> shift) & 15
+            ref = branch.child[index]
+            if ref & FOREIGN:
+                limit[0] = branch.limit[index]
+            shift -= 4
+        advance(cursor, shift, done)
+        if ref:
+            return as_leaf(ref)
+    return NULL
+
+
+cdef inline void advance(u64* cursor, int shift, bint* done) noexcept:  # arithmetic: cannot raise
+    """Move to the first hash behind the range of the node whose children would part by the digit at `shift`."""
+    cdef int bits = shift + 4
+    if bits < 64:
+        cursor[0] = ((cursor[0] >> bits) + 1) << bits
+    done[0] = bits == 64 or cursor[0] == 0
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+cdef inline size_t* reach(Lineage* line, u64 hash, Debris* debris, int* shift) except NULL:
+    """Return where the leaf for `hash` is referred to, having copied what was foreign on the way."""
+    cdef size_t* ref = &line.root
+    cdef size_t copy
+    cdef Branch* branch
+    cdef u32 limit = line.limit
+    cdef u32 index
+    shift[0] = 60
+    while True:
+        if ref[0] & FOREIGN:
+            copy = copy_node(ref[0], limit, line.keyed)
+            discard(debris, ref[0])
+            ref[0] = copy
+        if ref[0] == 0 or ref[0] & LEAF:
+            return ref
+        branch = as_branch(ref[0])
+        index = (hash >> shift[0]) & 15
+        ref = &branch.child[index]
+        if ref[0] & FOREIGN:
+            limit = branch.limit[index]
+        shift[0] -= 4
+
+
+cdef inline Slot* claim(Lineage* line, u64 hash, PyObject* key, Debris* debris, bint* fresh) except NULL:
+    """Return the slot of a key for writing. A fresh one still lacks its word, number and key."""
+    cdef int shift = 0
+    cdef size_t* ref = reach(line, hash, debris, &shift)
+    cdef Leaf* leaf
+    cdef Slot* slot
+    fresh[0] = False
+    if ref[0]:
+        slot = find_slot(as_leaf(ref[0]), hash, key, line.keyed)
+        if slot != NULL:
+            return slot
+    while ref[0] and as_leaf(ref[0]).size >= FULL and shift >= 0:
+        ref[0] = <size_t>split_leaf(as_leaf(ref[0]), shift, line.keyed)
+        ref = &as_branch(ref[0]).child[(hash >> shift) & 15]
+        shift -= 4
+    if ref[0] == 0:
+        ref[0] = <size_t>new_leaf(1, line.keyed) | LEAF
+    leaf = as_leaf(ref[0])
+    if leaf.size and leaf.size == capacity(leaf.size):
+        leaf = <Leaf*>PyMem_Realloc(leaf, leaf_bytes(leaf.size * 2, line.keyed))
+        if leaf == NULL:
+            raise MemoryError()
+        ref[0] = <size_t>leaf | LEAF
+    fresh[0] = True
+    return append_slot(leaf, hash, line.keyed)
+
+
+cdef inline int supersede(Lineage* line, Slot* slot, u64 word, u32 number, Debris* debris) except -1:
+    """Give a slot the word that version `number`, the newest, writes; keep the old one if somebody sees it."""
+    cdef Version* seer = line.tail
+    cdef Past* past
+    cdef int patience = PATIENCE
+    cdef int pops = POPS
+    cdef bint kept = slot.number != number
+    if kept:
+        while seer != NULL and seer.number >= number and patience:
+            seer = seer.older
+            patience -= 1
+        kept = patience == 0 or (seer != NULL and seer.number >= slot.number)
+    if kept:
+        while seer != NULL and seer.number >= slot.number and patience:
+            seer = seer.older
+            patience -= 1
+        # Now `seer` is the last living version before the slot's value came, unless patience ran out.
+        while patience and pops and slot.past != NULL and (seer == NULL or slot.past.number > seer.number):
+            past = slot.past
+            slot.past = past.older
+            if line.keyed:
+                discard(debris, <size_t>past.word | VALUE)
+            PyMem_Free(past)
+            line.litter -= 1
+            pops -= 1
+        past = <Past*>PyMem_Malloc(sizeof(Past))
+        if past == NULL:
+            raise MemoryError()
+        past.word = slot.word
+        past.number = slot.number
+        chain(past, slot.past)
+        slot.past = past
+        line.litter += 1
+    elif line.keyed:
+        discard(debris, <size_t>slot.word | VALUE)
+    slot.word = word
+    slot.number = number
+    return 0
+
+
+cdef inline void chain(Past* past, Past* older) noexcept:  # pointers: cannot raise
+    """Put `past` on top of a chain: its jump is as long as two equal jumps below it together, or 1."""
+    cdef Past* jump = older.jump if older != NULL else NULL
+    cdef u32 at = jump.length if jump != NULL else 0
+    cdef Past* further = jump.jump if jump != NULL else NULL
+    past.older = older
+    past.jump = older
+    past.length = 1
+    if older != NULL:
+        past.length = older.length + 1
+        if older.length - at == at - (further.length if further != NULL else 0):
+            past.jump = further
+
+
+cdef inline int sweep(Lineage* line, Debris* debris) except -1:
+    """Copy the next foreign leaf, so that the litter in the old one can be let go."""
+    cdef u32 before = debris.size
+    cdef int shift = 0
+    cdef int stride
+    cdef bint done = False
+    for stride in range(STRIDES):
+        reach(line, line.cursor, debris, &shift)
+        advance(&line.cursor, shift, &done)
+        if done:
+            line.sweeping = False
+            line.unswept = 0
+        if done or debris.size > before:
+            break
+    return 0

@@ -1,0 +1,337 @@
+"""The nodes of the multi-version trie in `lineage.pxd`, which explains them: C memory only.
+
+What lives here: slots, leaves and branches; finding, copying, splitting and releasing them. What must not:
+which version may write what. Invariant: a node is referred to by tagged addresses, and counts them.
+"""
+
+from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from cpython.object cimport Py_EQ, PyObject
+from libc.string cimport memcpy, memset
+
+ctypedef unsigned long long u64
+ctypedef unsigned int u32
+
+cdef extern from "Python.h":
+    void Py_INCREF(PyObject* value) noexcept  # counts: cannot raise
+    void Py_DECREF(PyObject* value) noexcept  # a destructor's error is reported, not raised
+    bint PyObject_RichCompareBool(PyObject* left, PyObject* right, int operator) noexcept  # see same_key
+
+cdef extern from *:
+    """
+    #if defined(_MSC_VER)
+      #include <intrin.h>
+      static __inline int loom_lowest_bit(unsigned long long word) {
+          unsigned long at; _BitScanForward64(&at, word); return (int)at; }
+      #define loom_prefetch(p) ((void)(p))
+    #else
+      #define loom_lowest_bit(word) __builtin_ctzll(word)
+      #define loom_prefetch(p) __builtin_prefetch(p)
+    #endif
+    #define LOOM_FROZEN 0xFFFFFFFFu
+    #define LOOM_ONES 0x0101010101010101ULL
+    #define LOOM_HIGHS 0x8080808080808080ULL
+    """
+    const u32 FROZEN "LOOM_FROZEN"  # as `Lineage.newest`: equals no version's number
+    const u64 ONES "LOOM_ONES"
+    const u64 HIGHS "LOOM_HIGHS"
+    int loom_lowest_bit(unsigned long long word) noexcept nogil  # a macro or an instruction: cannot raise
+    void loom_prefetch(const void* address) noexcept nogil  # a hint: cannot raise
+
+# A reference to a node is its address with these bits set; 0 is the empty reference.
+cdef enum:
+    LEAF = 1
+    FOREIGN = 2  # belongs to a frozen lineage; read as of the limit beside this reference
+    VALUE = 4  # in a Debris only: a Python object
+
+cdef enum:
+    FULL = 32  # a leaf of so many slots is split, unless no hash bits are left
+    LEVELS = 16  # of branches, at most: one for each hex digit of a hash
+
+
+cdef struct Past:  # a value that a slot had before
+    Past* older
+    Past* jump
+    u64 word
+    u32 number  # of the version that wrote it
+    u32 length  # of the chain from here
+
+
+cdef struct Slot:
+    u64 hash
+    u64 word  # a count, or a PyObject* that is owned
+    Past* past
+    u32 number  # of the version that wrote `word`
+    u32 spare
+    PyObject* key  # owned; only slots of a keyed lineage have this member (see `slot_size`)
+
+
+cdef struct Leaf:
+    u32 references
+    u32 size  # the capacity follows from it: see `capacity`
+    u64 tags[4]  # the low byte of each of the first 32 hashes; slots follow
+
+
+cdef struct Branch:
+    u32 references
+    u32 spare
+    size_t child[16]
+    u32 limit[16]  # only copies have this member: a branch that a split made has no foreign children
+
+
+cdef struct Debris:  # released when the write that made it is done
+    u32 size
+    size_t refs[64]  # two paths of at most 17 nodes, POPS + 2 values
+
+
+# --- slots and leaves -----------------------------------------------------------------------------
+
+
+cdef inline u64 mix(u64 word) noexcept:  # arithmetic: cannot raise
+    """A bijection that spreads any regular set of words over all bits."""
+    word = (word ^ (word >> 32)) * 0xD6E8FEB86659FD93ULL
+    word = (word ^ (word >> 32)) * 0xD6E8FEB86659FD93ULL
+    return word ^ (word >> 32)
+
+
+cdef inline u64 unmix(u64 word) noexcept:  # arithmetic: cannot raise
+    word = (word ^ (word >> 32)) * 0xCFEE444D8B59A89BULL
+    word = (word ^ (word >> 32)) * 0xCFEE444D8B59A89BULL
+    return word ^ (word >> 32)
+
+
+cdef inline size_t slot_size(bint keyed) noexcept:  # arithmetic: cannot raise
+    return sizeof(Slot) if keyed else sizeof(Slot) - sizeof(PyObject*)
+
+
+cdef inline Slot* slot_at(Leaf* leaf, u32 index, bint keyed) noexcept:  # arithmetic: cannot raise
+    return <Slot*>(<char*>leaf + sizeof(Leaf) + index * slot_size(keyed))
+
+
+cdef inline Leaf* as_leaf(size_t ref) noexcept:  # a cast: cannot raise
+    return <Leaf*>(ref & ~<size_t>(LEAF | FOREIGN))
+
+
+cdef inline Branch* as_branch(size_t ref) noexcept:  # a cast: cannot raise
+    return <Branch*>(ref & ~<size_t>(LEAF | FOREIGN))
+
+
+cdef inline u32* references(size_t ref) noexcept:  # a cast: cannot raise; both kinds of node begin with it
+    return <u32*>(ref & ~<size_t>(LEAF | FOREIGN))
+
+
+cdef inline u32 capacity(u32 size) noexcept:  # arithmetic: cannot raise
+    cdef u32 slots = 4
+    while slots < size:
+        slots *= 2
+    return slots
+
+
+cdef inline size_t leaf_bytes(u32 slots, bint keyed) noexcept:  # arithmetic: cannot raise
+    return sizeof(Leaf) + slots * slot_size(keyed)
+
+
+cdef inline Leaf* new_leaf(u32 size, bint keyed) except NULL:
+    cdef Leaf* leaf = <Leaf*>PyMem_Malloc(leaf_bytes(capacity(size), keyed))
+    if leaf == NULL:
+        raise MemoryError()
+    memset(leaf, 0, sizeof(Leaf))
+    leaf.references = 1
+    return leaf
+
+
+cdef inline Slot* append_slot(Leaf* leaf, u64 hash, bint keyed) noexcept:  # the caller made room: cannot raise
+    cdef u32 index = leaf.size
+    if index < 32:
+        leaf.tags[index >> 3] |= (hash & 0xFF) << ((index & 7) * 8)
+    leaf.size = index + 1
+    cdef Slot* slot = slot_at(leaf, index, keyed)
+    slot.hash = hash
+    slot.past = NULL
+    slot.spare = 0
+    return slot
+
+
+cdef inline bint same_key(PyObject* left, PyObject* right) noexcept:  # exact str and int only: cannot raise
+    return left == right or PyObject_RichCompareBool(left, right, Py_EQ)
+
+
+cdef inline Slot* find_slot(Leaf* leaf, u64 hash, PyObject* key, bint keyed) noexcept:  # compares: cannot raise
+    cdef u64 matches
+    cdef u64 wanted = (hash & 0xFF) * ONES
+    cdef u32 group = 0
+    cdef u32 index
+    cdef Slot* slot
+    while group < leaf.size and group < 32:
+        # A byte that equals the tag becomes 0 and sets its high bit; bytes above it may do so by mistake.
+        matches = leaf.tags[group >> 3] ^ wanted
+        matches = (matches - ONES) & ~matches & HIGHS
+        while matches:
+            index = group + (loom_lowest_bit(matches) >> 3)
+            if index >= leaf.size:
+                break
+            slot = slot_at(leaf, index, keyed)
+            if slot.hash == hash and (not keyed or same_key(slot.key, key)):
+                return slot
+            matches &= matches - 1
+        group += 8
+    for index in range(32, leaf.size):
+        slot = slot_at(leaf, index, keyed)
+        if slot.hash == hash and (not keyed or same_key(slot.key, key)):
+            return slot
+    return NULL
+
+
+cdef inline bint seen_as_of(Slot* slot, u32 number, u64* word) noexcept:  # follows pointers: cannot raise
+    """Whether the slot had a value when `number` was the newest version, and which."""
+    cdef Past* past = slot.past
+    if slot.number <= number:
+        word[0] = slot.word
+        return True
+    while past != NULL and past.number > number:
+        past = past.jump if past.jump != NULL and past.jump.number > number else past.older
+    if past == NULL:
+        return False
+    word[0] = past.word
+    return True
+
+
+cdef inline size_t copy_leaf(Leaf* leaf, u32 limit, bint keyed) except? 0:
+    """Return a reference to a leaf of what was visible as of `limit`, or the empty reference if nothing was."""
+    cdef u32 index
+    cdef u32 visible = 0
+    cdef u64 word = 0
+    cdef Slot* slot
+    cdef Slot* copied
+    for index in range(leaf.size):
+        visible += seen_as_of(slot_at(leaf, index, keyed), limit, &word)
+    if visible == 0:
+        return 0
+    cdef Leaf* copy = new_leaf(visible, keyed)
+    for index in range(leaf.size):
+        slot = slot_at(leaf, index, keyed)
+        if seen_as_of(slot, limit, &word):
+            copied = append_slot(copy, slot.hash, keyed)
+            copied.word = word
+            copied.number = 0
+            if keyed:
+                copied.key = slot.key
+                Py_INCREF(slot.key)
+                Py_INCREF(<PyObject*>word)
+    return <size_t>copy | LEAF
+
+
+cdef inline size_t copy_branch(Branch* branch, u32 limit) except? 0:
+    cdef Branch* copy = <Branch*>PyMem_Malloc(sizeof(Branch))
+    if copy == NULL:
+        raise MemoryError()
+    copy.references = 1
+    copy.spare = 0
+    cdef int index
+    cdef size_t ref
+    for index in range(16):
+        ref = branch.child[index]
+        copy.child[index] = ref
+        copy.limit[index] = limit
+        if ref:
+            references(ref)[0] += 1
+            copy.child[index] |= FOREIGN
+            if ref & FOREIGN:
+                copy.limit[index] = branch.limit[index]
+    return <size_t>copy
+
+
+cdef inline size_t copy_node(size_t ref, u32 limit, bint keyed) except? 0:
+    return copy_leaf(as_leaf(ref), limit, keyed) if ref & LEAF else copy_branch(as_branch(ref), limit)
+
+
+cdef inline Branch* split_leaf(Leaf* leaf, int shift, bint keyed) except NULL:
+    """Return a branch that holds the slots of `leaf` by the hex digit at `shift`; the leaf itself is freed."""
+    cdef size_t size = sizeof(Branch) - sizeof(u32[16])
+    cdef Branch* branch = <Branch*>PyMem_Calloc(1, size)
+    cdef u32[16] counts
+    cdef u32 index
+    cdef Slot* slot
+    cdef Slot* moved
+    if branch == NULL:
+        raise MemoryError()
+    memset(counts, 0, sizeof(counts))
+    for index in range(leaf.size):
+        counts[(slot_at(leaf, index, keyed).hash >> shift) & 15] += 1
+    try:
+        for index in range(16):
+            if counts[index]:
+                branch.child[index] = <size_t>new_leaf(counts[index], keyed) | LEAF
+    except MemoryError:
+        for index in range(16):
+            PyMem_Free(as_leaf(branch.child[index]))
+        PyMem_Free(branch)
+        raise
+    branch.references = 1
+    for index in range(leaf.size):
+        slot = slot_at(leaf, index, keyed)
+        moved = append_slot(as_leaf(branch.child[(slot.hash >> shift) & 15]), slot.hash, keyed)
+        memcpy(moved, slot, slot_size(keyed))
+    PyMem_Free(leaf)
+    return branch
+
+
+# --- letting go -----------------------------------------------------------------------------------
+
+
+cdef inline void free_leaf(Leaf* leaf, bint keyed) noexcept:  # releases; a destructor's error is reported, not raised
+    cdef u32 index
+    cdef Slot* slot
+    cdef Past* past
+    for index in range(leaf.size):
+        slot = slot_at(leaf, index, keyed)
+        while slot.past != NULL:
+            past = slot.past
+            slot.past = past.older
+            if keyed:
+                Py_DECREF(<PyObject*>past.word)
+            PyMem_Free(past)
+        if keyed:
+            Py_DECREF(<PyObject*>slot.word)
+            Py_DECREF(slot.key)
+    PyMem_Free(leaf)
+
+
+cdef inline void release_node(size_t ref, bint keyed) noexcept:  # as free_leaf
+    """Drop one reference to a node; free what nothing else refers to. At most 17 nodes deep."""
+    # An explicit stack, since an inline function cannot call itself: one partly visited branch per level.
+    cdef Branch* path[17]
+    cdef u32 visited[17]
+    cdef int depth = -1
+    while True:
+        if ref:
+            references(ref)[0] -= 1
+            if references(ref)[0] == 0:
+                if ref & LEAF:
+                    free_leaf(as_leaf(ref), keyed)
+                else:
+                    depth += 1
+                    path[depth] = as_branch(ref)
+                    visited[depth] = 0
+        while depth >= 0 and visited[depth] == 16:
+            PyMem_Free(path[depth])
+            depth -= 1
+        if depth < 0:
+            return
+        ref = path[depth].child[visited[depth]]
+        visited[depth] += 1
+
+
+cdef inline void discard(Debris* debris, size_t ref) noexcept:  # stores a word: cannot raise
+    debris.refs[debris.size] = ref
+    debris.size += 1
+
+
+cdef inline void release(Debris* debris, bint keyed) noexcept:  # as free_leaf
+    cdef u32 index
+    for index in range(debris.size):
+        if debris.refs[index] & VALUE:
+            Py_DECREF(<PyObject*>(debris.refs[index] & ~<size_t>VALUE))
+        else:
+            release_node(debris.refs[index], keyed)
+
+
