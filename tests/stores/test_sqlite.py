@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import sqlite3
 import sys
@@ -56,8 +55,7 @@ async def test_logs_fences_and_positions_survive_a_restart(path: Path) -> None:
 
 @pytest.mark.parametrize("synchronous", ["FULL", "NORMAL"])
 async def test_the_writer_flushes_as_asked_and_logs_ahead(path: Path, synchronous: Any) -> None:
-    connection = schema.connect_writer(str(path), synchronous)
-    schema.prepare(connection, str(path), 1000)
+    connection = schema.open_writer(str(path), synchronous, 1000)
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert connection.execute("PRAGMA synchronous").fetchone() == ({"FULL": 2, "NORMAL": 1}[synchronous],)
     connection.close()
@@ -132,9 +130,10 @@ async def test_a_relative_path_keeps_its_meaning_when_the_folder_changes(
 
 
 async def test_an_append_waits_for_a_foreign_lock_and_the_loop_does_not(path: Path) -> None:
-    async with await SqliteEventStore.open(path) as store, await SqliteEventStore.open(
-        path.with_name("other.db")
-    ) as other:
+    async with (
+        await SqliteEventStore.open(path) as store,
+        await SqliteEventStore.open(path.with_name("other.db")) as other,
+    ):
         await store.append(event("x", 0))
         holder = foreign(path)
         holder.execute("BEGIN IMMEDIATE")
@@ -229,7 +228,9 @@ async def test_a_full_disk_is_reported_to_those_it_hits_and_the_rest_goes_on(pat
         await store.append_batch(log("x", 3))
         pages = foreign(path).execute("PRAGMA page_count").fetchone()[0]
         await _on_the_writer(store, f"PRAGMA max_page_count={pages + 60}")
-        big = event("big", 0, "EXECUTION_STARTED", {"flowId": "f", "flowVersion": "1", "input": "x" * 900_000})
+        big = event(
+            "big", 0, "EXECUTION_STARTED", {"flowId": "f", "flowVersion": "1", "input": "x" * 900_000}
+        )
         results = await asyncio.gather(
             store.append(event("before", 0)),
             store.append(big),
@@ -329,7 +330,7 @@ async def test_a_damaged_page_is_a_read_error_that_names_the_execution(path: Pat
     async with await SqliteEventStore.open(path) as store:
         await store.append_batch(log("x", 2_000))
     size = path.stat().st_size
-    with open(path, "r+b") as file:  # noqa: ASYNC230  # nothing else runs in this loop
+    with open(path, "r+b") as file:
         file.seek(size // 2)
         file.write(b"\xff" * 20_000)
     async with await SqliteEventStore.open(path) as store:
@@ -346,9 +347,10 @@ async def test_a_store_that_is_never_closed_warns_and_leaves_no_threads(path: Pa
     store = await SqliteEventStore.open(path)
     await store.append(event("x", 0))
     threads = [*store._writer._threads, *store._reader._threads]
+    stores = [store]
+    del store
     with pytest.warns(ResourceWarning, match="was never closed"):
-        del store
-        gc.collect()
+        stores.clear()
     for thread in threads:
         await asyncio.to_thread(thread.join)
 

@@ -36,7 +36,7 @@ APPENDER = (
 """
 )
 
-# Twenty executions append batches of seven side by side; each prints what was acknowledged, until it is killed.
+# Twenty executions append batches of seven side by side and print what was acknowledged, until the kill.
 VICTIM = (
     WRITER
     + """
@@ -72,7 +72,7 @@ async def test_eight_processes_append_two_hundred_events_each_and_none_is_lost_o
         for process in processes:
             _, complaints = await asyncio.to_thread(process.communicate)
             assert (process.returncode, complaints) == (0, "")
-        # The reader followed the writers as they went: it has seen every event once, in order, without a hole.
+        # The reader followed the writers as they went: it has seen every event once, in order, no holes.
         assert [position for position, _ in seen] == list(range(1, 1_601))
         assert {event_id for _, event_id in seen} == {f"p{n}-{k}" for n in range(8) for k in range(200)}
         assert [len(await store.read(f"p{n}")) for n in range(8)] == [200] * 8

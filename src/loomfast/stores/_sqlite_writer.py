@@ -96,7 +96,12 @@ class Writer(Worker):
         if call is None:
             return
         try:
-            connection = open_database(self._path, self._synchronous, self._busy_timeout_ms)
+            connection = schema.open_writer(self._path, self._synchronous, self._busy_timeout_ms)
+        except sqlite3.Error as cause:
+            error = StorageError(None, f"{self._path}: cannot be opened: {cause}")
+            error.__cause__ = cause
+            deliver([(call, error)])
+            return
         except Exception as error:
             deliver([(call, error)])
             return
@@ -133,20 +138,6 @@ class Writer(Worker):
         for call in calls:
             outcomes += self._commit(ledger, [call])
         return outcomes
-
-
-def open_database(path: str, synchronous: str, busy_timeout_ms: int) -> sqlite3.Connection:
-    """Open and migrate. Raises `StorageError` (with its cause) and `StoreBusyError`."""
-    try:
-        connection = schema.connect_writer(path, synchronous)
-        try:
-            schema.prepare(connection, path, busy_timeout_ms)
-        except BaseException:
-            connection.close()
-            raise
-    except sqlite3.Error as error:
-        raise StorageError(None, f"{path}: cannot be opened: {error}") from error
-    return connection
 
 
 def _groups(calls: list[Call]) -> Iterable[list[Call]]:
