@@ -4,9 +4,9 @@ What lives here: the migrations, the pragmas, taking the write lock. What must n
 
 One execution's log is one contiguous range of the `events` b-tree, because an event's id is its execution's
 number and its sequence in one integer (`number << 32 | sequence`): a replay reads pages in a row, and no
-sequence can exist twice. `position` is the commit order: it is counted in `counters` inside the write
+sequence can exist twice. `position` is the commit order: it counts on from the highest one inside the write
 transaction, and SQLite has one writer at a time over all processes, so positions become visible in order
-and without holes. The counters are never recomputed from what is stored, since a log's prefix may be cut.
+and without holes. Whoever cuts a log's prefix must leave its last event, which keeps the highest position.
 
 Text with a lone surrogate has no UTF-8 form. It is stored as a BLOB in the same column (see
 `_sqlite_rows.py`); `executions.odd_text` says that a log holds such text.
@@ -32,11 +32,6 @@ APPLICATION_ID: Final = 0x4C4F4F4D  # "LOOM"
 
 MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     (
-        """CREATE TABLE counters (
-            name TEXT PRIMARY KEY,
-            value INTEGER NOT NULL
-        ) WITHOUT ROWID""",
-        "INSERT INTO counters VALUES ('position', 0), ('execution', 0)",
         # status is '' and last_sequence -1 while an execution has a fence and no event yet
         """CREATE TABLE executions (
             number INTEGER PRIMARY KEY,
@@ -107,7 +102,6 @@ def _open_writer(path: str, synchronous: str) -> sqlite3.Connection:
         connection.execute("PRAGMA temp_store=MEMORY")
         connection.execute("PRAGMA cell_size_check=ON")
         connection.execute("PRAGMA journal_size_limit=67108864")
-        connection.execute("PRAGMA wal_autocheckpoint=4000")
         if _version(connection, path) < len(MIGRATIONS):
             _migrate(connection, path)
         mode = connection.execute("PRAGMA journal_mode").fetchone()[0]

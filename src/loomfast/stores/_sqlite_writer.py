@@ -201,8 +201,10 @@ class _Ledger:
         version = self._connection.execute("PRAGMA data_version").fetchone()[0]
         if version != self._version:
             self._heads.clear()
-            counters = dict(self._connection.execute("SELECT name, value FROM counters"))
-            self._position, self._number = counters["position"], counters["execution"]
+            self._position, self._number = self._connection.execute(
+                "SELECT (SELECT ifnull(max(position), 0) FROM events),"
+                " (SELECT ifnull(max(number), 0) FROM executions)"
+            ).fetchone()
             self._version = version
         elif len(self._heads) > MAX_HEADS:
             self._heads.clear()
@@ -253,10 +255,6 @@ class _Ledger:
         if before:
             self._write(_INSERT_EVENTS, "", WIDTH, rows)
             self._write_heads(before, odd)
-            self._connection.execute(
-                "UPDATE counters SET value = CASE name WHEN 'position' THEN ? ELSE ? END",
-                (self._position, self._number),
-            )
         return outcomes
 
     def _judge(self, call: Call) -> tuple[dict[str, Head], int | None]:
