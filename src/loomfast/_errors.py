@@ -377,6 +377,17 @@ class ExecutionCancelledError(FlowError):
         self.reason = reason
 
 
+class RuntimeClosedError(LoomError):
+    """The runtime that drove this execution was closed. The execution is unharmed and can be recovered."""
+
+    code = "runtime-closed"
+    hint = "Recover the execution on another runtime."
+
+    def __init__(self, execution_id: str) -> None:
+        super().__init__(f"execution {execution_id!r}: the runtime that drove it was closed")
+        self.execution_id = execution_id
+
+
 class RunOverError(FlowError):
     """A context was used after its run ended."""
 

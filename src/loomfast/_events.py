@@ -51,6 +51,9 @@ KIND_NAMES: Final[Mapping[int, str]] = {
 }
 KIND_OF: Final[Mapping[str, int]] = {name: kind for kind, name in KIND_NAMES.items()}
 
+# What only the kernel writes: every kind that folds into more than its stamp.
+RESERVED: Final[frozenset[str]] = frozenset(name for kind, name in KIND_NAMES.items() if kind > LAST_INERT)
+
 # The payload field by which the fold looks an event up: its *subject*. A domain event's subject is its type.
 SUBJECT_FIELD: Final[Mapping[int, str]] = {
     STEP_STARTED: "key",

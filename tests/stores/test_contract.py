@@ -21,8 +21,8 @@ from loomfast._errors import (
     UnsupportedTypeError,
 )
 from loomfast._kernels import Envelope, State, fold_events
+from tests.conftest import OpenStore
 
-from .conftest import OpenStore
 from .logs import event, log
 
 # --- 1: all or nothing, in order -----------------------------------------------------------------

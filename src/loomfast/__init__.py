@@ -1,0 +1,163 @@
+"""loomfast: an embeddable durable-execution kernel whose hot path is compiled.
+
+A flow is a plain async function. Everything it does becomes an event in an append-only log; its state is
+`fold_events(None, events)`. This module is the only door: what is not named here is private.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from loomfast._core.definitions import FlowDefinition, StepDefinition, flow, step
+from loomfast._errors import (
+    BadInputError,
+    BadSnapshotError,
+    CircularValueError,
+    ConflictError,
+    DeterminismError,
+    DuplicateEnvelopeIdError,
+    DuplicateSequenceError,
+    ExecutionAlreadyExistsError,
+    ExecutionCancelledError,
+    ExecutionFailedError,
+    FlowError,
+    GateRefusedError,
+    InputValidationError,
+    InstallError,
+    JsonFormError,
+    JsonTextError,
+    KernelMissingError,
+    KeyCollisionError,
+    LoomError,
+    MalformedEventError,
+    RunOverError,
+    RuntimeClosedError,
+    StaleFenceError,
+    StaleKernelError,
+    StartFencedOutError,
+    StepFailedError,
+    StorageError,
+    StorageWriteError,
+    StoreBusyError,
+    StoreClosedError,
+    StoreReadError,
+    TooDeepError,
+    UnknownExecutionError,
+    UnknownFlowError,
+    UnsupportedTypeError,
+)
+from loomfast._events import EVENT_SCHEMA_VERSION, KERNEL_ABI_VERSION
+from loomfast._kernels import (
+    MAX_DEPTH,
+    Envelope,
+    State,
+    Table,
+    Trie,
+    canonical,
+    decode,
+    digest,
+    encode,
+    encode_digest,
+    fnv1a64,
+    fold_events,
+    format_digest,
+    implementation,
+    parse_digest,
+)
+from loomfast._runtime.clock import Clock, SystemClock
+from loomfast._runtime.context import WorkflowContext
+from loomfast._runtime.effects import EffectContext
+from loomfast._runtime.handle import ExecutionHandle
+from loomfast._runtime.journal import ExecutionJournal
+from loomfast._runtime.runtime import WorkflowRuntime
+from loomfast.stores import EventStore, ExecutionSummary, MemoryEventStore, PositionedEvent
+
+if TYPE_CHECKING:
+    from loomfast._vectors import FOLD_VECTORS
+    from loomfast.stores import SqliteEventStore
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "EVENT_SCHEMA_VERSION",
+    "FOLD_VECTORS",
+    "KERNEL_ABI_VERSION",
+    "MAX_DEPTH",
+    "BadInputError",
+    "BadSnapshotError",
+    "CircularValueError",
+    "Clock",
+    "ConflictError",
+    "DeterminismError",
+    "DuplicateEnvelopeIdError",
+    "DuplicateSequenceError",
+    "EffectContext",
+    "Envelope",
+    "EventStore",
+    "ExecutionAlreadyExistsError",
+    "ExecutionCancelledError",
+    "ExecutionFailedError",
+    "ExecutionHandle",
+    "ExecutionJournal",
+    "ExecutionSummary",
+    "FlowDefinition",
+    "FlowError",
+    "GateRefusedError",
+    "InputValidationError",
+    "InstallError",
+    "JsonFormError",
+    "JsonTextError",
+    "KernelMissingError",
+    "KeyCollisionError",
+    "LoomError",
+    "MalformedEventError",
+    "MemoryEventStore",
+    "PositionedEvent",
+    "RunOverError",
+    "RuntimeClosedError",
+    "SqliteEventStore",
+    "StaleFenceError",
+    "StaleKernelError",
+    "StartFencedOutError",
+    "State",
+    "StepDefinition",
+    "StepFailedError",
+    "StorageError",
+    "StorageWriteError",
+    "StoreBusyError",
+    "StoreClosedError",
+    "StoreReadError",
+    "SystemClock",
+    "Table",
+    "TooDeepError",
+    "Trie",
+    "UnknownExecutionError",
+    "UnknownFlowError",
+    "UnsupportedTypeError",
+    "WorkflowContext",
+    "WorkflowRuntime",
+    "__version__",
+    "canonical",
+    "decode",
+    "digest",
+    "encode",
+    "encode_digest",
+    "flow",
+    "fnv1a64",
+    "fold_events",
+    "format_digest",
+    "implementation",
+    "parse_digest",
+    "step",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use what most programs do not use."""
+    if name == "FOLD_VECTORS":
+        from loomfast._vectors import FOLD_VECTORS
+
+        return FOLD_VECTORS
+    if name == "SqliteEventStore":
+        from loomfast.stores import SqliteEventStore
+
+        return SqliteEventStore
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

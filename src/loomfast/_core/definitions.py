@@ -1,0 +1,144 @@
+"""What a user declares: flows and steps.
+
+A flow is a plain async function `async def flow(ctx, input)`. A step is a plain function, async or not, whose
+body is an effect: `def step(input)`, or `def step(fx, input)` when it wants its `EffectContext`; a step
+that takes no input may leave it out. Nothing here runs anything.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, overload
+
+from loomfast._errors import BadInputError
+
+FlowFunction: TypeAlias = Callable[[Any, Any], Coroutine[Any, Any, Any]]
+Effect: TypeAlias = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FlowDefinition:
+    """A flow: its function, its identity in the log, and the schemas of what it takes from outside.
+
+    `input` and the values of `gates` (event type -> schema) are schemas as `loomfast._core.schema` takes them.
+    """
+
+    id: str
+    version: str
+    function: FlowFunction
+    input: Any = None
+    gates: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StepDefinition:
+    """A step: its effect, its identity, and the exception classes that are part of its result.
+
+    A failure of a declared class is settled: a re-run is served it. Any other failure is not, and the step
+    executes again.
+    """
+
+    id: str
+    effect: Effect
+    failures: tuple[type[Exception], ...]
+    wants_context: bool
+    wants_input: bool
+    is_async: bool
+
+    def call(self, fx: object, input: object) -> Any:
+        """Call the effect with what its signature asks for."""
+        arguments: list[object] = [fx] if self.wants_context else []
+        if self.wants_input:
+            arguments.append(input)
+        return self.effect(*arguments)
+
+
+@overload
+def flow(function: FlowFunction, /) -> FlowDefinition: ...
+@overload
+def flow(
+    *,
+    id: str | None = None,
+    version: str = "1",
+    input: Any = None,
+    gates: Mapping[str, Any] | None = None,
+) -> Callable[[FlowFunction], FlowDefinition]: ...
+def flow(
+    function: FlowFunction | None = None,
+    /,
+    *,
+    id: str | None = None,
+    version: str = "1",
+    input: Any = None,
+    gates: Mapping[str, Any] | None = None,
+) -> FlowDefinition | Callable[[FlowFunction], FlowDefinition]:
+    """Declare an async function `(ctx, input)` a flow.
+
+    `id` (default: the function's name) and `version` stand in the log; `input` and `gates` are schemas that
+    `start` and `resume` check before anything is written.
+    """
+
+    def declare(function: FlowFunction) -> FlowDefinition:
+        if not inspect.iscoroutinefunction(function):
+            raise BadInputError(f"flow {_name(function)!r} must be an async function")
+        return FlowDefinition(id or _name(function), version, function, input, dict(gates or {}))
+
+    return declare if function is None else declare(function)
+
+
+@overload
+def step(effect: Effect, /) -> StepDefinition: ...
+@overload
+def step(
+    *, id: str | None = None, failures: tuple[type[Exception], ...] = ()
+) -> Callable[[Effect], StepDefinition]: ...
+def step(
+    effect: Effect | None = None,
+    /,
+    *,
+    id: str | None = None,
+    failures: tuple[type[Exception], ...] = (),
+) -> StepDefinition | Callable[[Effect], StepDefinition]:
+    """Declare a function a step.
+
+    `id` (default: the function's name) is its identity in the log; `failures` are the exception classes that
+    are part of its result and are served on re-runs.
+    """
+
+    def declare(effect: Effect) -> StepDefinition:
+        return define_step(effect, id=id, failures=failures)
+
+    return declare if effect is None else declare(effect)
+
+
+def define_step(
+    effect: Effect, *, id: str | None = None, failures: tuple[type[Exception], ...] = ()
+) -> StepDefinition:
+    """Read an effect's signature and make its step. Raises `BadInputError` for one no step can call."""
+    name = id or _name(effect)
+    if "#" in name:
+        raise BadInputError(f"step id {name!r}: '#' is kept for the keys of repeated calls")
+    positional = [
+        parameter
+        for parameter in inspect.signature(effect).parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        and parameter.default is parameter.empty
+    ]
+    wants_context = bool(positional) and (len(positional) == 2 or positional[0].name == "fx")
+    if len(positional) - wants_context > 1:
+        raise BadInputError(f"step {name!r} must take (), (input) or (fx, input)")
+    return StepDefinition(
+        name,
+        effect,
+        tuple(failures),
+        wants_context,
+        wants_input=len(positional) > wants_context,
+        is_async=inspect.iscoroutinefunction(effect),
+    )
+
+
+def _name(function: Callable[..., Any]) -> str:
+    name: str = getattr(function, "__name__", type(function).__name__)
+    return name

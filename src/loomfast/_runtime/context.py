@@ -1,0 +1,275 @@
+"""The context a flow talks to: every call is answered from the log, or done once and logged.
+
+What lives here: the syscalls of one run. What must not: how events become durable (the journal), when an
+emit is served (the emit rule), how an effect is executed (effects).
+
+Every syscall first asks whether the run may go on, then whether the log has the answer, and only then acts. A
+served call appends nothing. What a flow hands over is turned to its JSON form at the call, and what it is
+given back is parsed afresh, so no value is shared between a flow and the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any, Literal, TypeAlias
+
+from loomfast import _events as ev
+from loomfast._core.definitions import Effect, StepDefinition, define_step
+from loomfast._core.emit_rule import EmitRule, Verdict
+from loomfast._core.keys import CallKeys
+from loomfast._errors import BadInputError, DeterminismError, JsonFormError, RunOverError
+from loomfast._kernels import canonical, encode, encode_digest, fnv1a64, format_digest
+from loomfast._runtime.effects import Attempt, EffectContext, served_failure
+from loomfast._runtime.journal import ExecutionJournal, Room
+from loomfast._runtime.signals import AbortSignal, SuspendSignal
+from loomfast._runtime.threads import LoopCalls
+from loomfast._runtime.ui import SurfacePatches
+
+logger = logging.getLogger("loomfast")
+
+DeterminismPolicy: TypeAlias = Literal["error", "warn", "ignore"]
+
+
+class WorkflowContext:
+    """The syscalls of one run. It belongs to that run: a call after its end raises `RunOverError`."""
+
+    def __init__(
+        self,
+        journal: ExecutionJournal,
+        *,
+        persists_json: bool,
+        determinism: DeterminismPolicy,
+        executor: Executor | None,
+    ) -> None:
+        self._journal = journal
+        self._rule = EmitRule()
+        self._steps = CallKeys()
+        self._decisions = CallKeys()
+        self._attempts: dict[asyncio.Task[Any], Attempt] = {}
+        self._calls = LoopCalls()
+        self._persists_json = persists_json
+        self._determinism = determinism
+        self._executor = executor
+        self._suspended = False
+        self._ended = False
+        self.ui = SurfacePatches(self.emit)
+
+    @property
+    def execution_id(self) -> str:
+        """The id of this execution."""
+        return self._journal.execution_id
+
+    @property
+    def segment(self) -> int:
+        """How many gates this run has passed so far."""
+        return self._rule.segment
+
+    # --- steps -----------------------------------------------------------------------------------
+
+    async def run(self, step: StepDefinition | Effect, input: object = None, *, key: str | None = None) -> Any:
+        """Run a step once per execution and return its output in JSON form.
+
+        Served from the log when it has completed, or failed through a declared class (which is then raised).
+        `key` gives the call an identity of its own; by default it is the step's id, with `#1`, `#2` … for later
+        calls. Raises `JsonFormError` for an input without JSON form, `DeterminismError` when the log recorded
+        this key with another input, and whatever the effect raises. Cancelling it cancels the effect.
+        """
+        self._check()
+        definition = step if isinstance(step, StepDefinition) else define_step(step)
+        name = self._steps.next(definition.id, key)
+        body = canonical(input)
+        asked = format_digest(fnv1a64(body))
+        known = self._journal.state.steps.get(name)
+        if known is not None and known.served:
+            if known.input_digest not in (None, asked):
+                self._diverged(name, known.sequence, f"input {known.input_digest}", f"input {asked}")
+            if known.phase == ev.FAILED:
+                raise served_failure(definition, name, known.error)
+            return known.output
+        self._rule.syscall_live()
+        attempt = Attempt(
+            definition,
+            name,
+            1 if known is None else known.attempt + 1,
+            self._journal,
+            self._rule,
+            self._executor,
+        )
+        await self._journal.room()
+        attempt.begin(asked)
+        return await self._execute(attempt, input)
+
+    execute = run
+
+    async def _execute(self, attempt: Attempt, input: object) -> Any:
+        fx = EffectContext(self._journal, self._calls, attempt.key, attempt.number, self._persists_json)
+        task = asyncio.get_running_loop().create_task(attempt.run(fx, input))
+        self._attempts[task] = attempt
+        task.add_done_callback(self._forget)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not self._suspended and not task.done():
+                task.cancel()
+                await asyncio.wait((task,))
+            raise
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._attempts.pop(task).task_done()
+        if not task.cancelled():
+            task.exception()  # seen here, so that an abandoned branch makes no "never retrieved" noise
+
+    # --- decisions -------------------------------------------------------------------------------
+
+    async def decide(
+        self,
+        id: str,
+        decider: Callable[..., Any],
+        *,
+        context: object = None,
+        alternatives: list[Any] | None = None,
+        policy: dict[str, Any] | None = None,
+    ) -> Any:
+        """Make a choice once per execution and return it in JSON form.
+
+        `decider` is called with `context` if it takes a parameter, and may be async. `context`, `alternatives`
+        and `policy` (`{id, version, propensity}`) are recorded beside the choice. A later call of the same id is
+        a decision of its own (`id#1` …). What the decider raises is raised here and not recorded.
+        """
+        self._check()
+        name = self._decisions.next(id)
+        known = self._journal.state.decisions.get(name)
+        if known is not None:
+            return known.choice
+        self._rule.syscall_live()
+        payload: dict[str, Any] = {"id": name, "choice": None}
+        if context is not None:
+            payload["context"] = context
+        if alternatives is not None:
+            payload["alternatives"] = alternatives
+        if policy is not None:
+            payload["policy"] = policy
+        self._rule.began()
+        try:
+            choice = decider(context) if inspect.signature(decider).parameters else decider()
+            payload["choice"] = await choice if inspect.isawaitable(choice) else choice
+            body = encode(payload)
+        except BaseException:
+            self._rule.ended_unsettled()
+            raise
+        finally:
+            self._rule.ended()
+        self._check()
+        self._journal.commit("DECISION_RECORDED", body, name)
+        await self._journal.room()
+        return self._journal.state.decisions.get(name).choice
+
+    # --- gates -----------------------------------------------------------------------------------
+
+    async def suspend(
+        self, on: str, *, correlation_key: str | None = None, wake_at: int | None = None
+    ) -> Any:
+        """Wait for an answer: park the execution until `resume` brings an event of type `on`; return its payload.
+
+        Gates are matched by order: the i-th `suspend` of a run is the i-th gate of the log. `correlation_key`
+        is what an answer must name to fit; `wake_at` (ms) is when a timer answers instead. Raises
+        `DeterminismError` when the log's gate of this ordinal waits for another event type.
+        """
+        self._check()
+        if on in ev.KIND_OF:
+            raise BadInputError(f"a gate cannot wait for {on!r}: the kernel writes that type itself")
+        state = self._journal.state
+        ordinal = self._rule.segment
+        passed = state.gates.get(ordinal)
+        gate = passed if passed is not None else state.pending
+        if gate is not None and gate.on != on:
+            self._diverged(f"gate {ordinal}", gate.sequence, f"a gate on {gate.on!r}", f"one on {on!r}")
+        if passed is not None:
+            self._rule.gate_passed()
+            return passed.payload
+        if gate is None:
+            opened: dict[str, Any] = {"gate": ordinal, "on": on}
+            if correlation_key is not None:
+                opened["correlationKey"] = correlation_key
+            if wake_at is not None:
+                opened["wakeAt"] = wake_at
+            self._journal.commit("EXECUTION_SUSPENDED", encode(opened))
+        self._suspended = True
+        raise SuspendSignal
+
+    # --- emits -----------------------------------------------------------------------------------
+
+    def emit(self, event_type: str, payload: object = None) -> Room:
+        """Append an event once per execution: a re-run that proves it was made already appends nothing.
+
+        Its content, within its gate segment, is its identity (ADR 0102, D2 and D3). Works from the thread of a
+        sync step, where it is appended without a stamp. Raises `JsonFormError` where the store persists JSON;
+        the memory store takes such a payload, unstamped. Await the result to wait for room in the journal; a
+        flow that emits without end and never awaits holds the whole queue in memory.
+        """
+        if event_type in ev.RESERVED:
+            raise BadInputError(f"{event_type!r} is a kernel fact; a flow cannot emit it")
+        if self._calls.here():
+            self._emit(event_type, payload)
+        else:
+            self._calls.call(lambda: self._emit(event_type, payload))
+        return self._journal.room()
+
+    def stream(self, channel: str, chunk: object) -> Room:
+        """Append one chunk to a channel, once per execution; as `emit`."""
+        return self.emit("STREAM_CHUNK", {"channel": channel, "chunk": chunk})
+
+    def _emit(self, event_type: str, payload: object) -> None:
+        self._check()
+        journal = self._journal
+        try:
+            body, digest = encode_digest(self._rule.segment, event_type, payload)
+        except JsonFormError:
+            if self._persists_json:
+                raise
+            journal.commit(event_type, ev.Opaque(payload))
+            return
+        verdict = self._rule.judge(digest, journal.state.emits.get(digest))
+        if verdict is Verdict.STAMPED:
+            journal.commit(event_type, body, None, digest)
+        elif verdict is Verdict.UNSTAMPED:
+            journal.commit(event_type, body)
+
+    # --- the run's own ---------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """Raise unless the run may go on: every syscall asks first, whatever the flow has caught before."""
+        if self._journal.failure is not None:
+            raise AbortSignal from self._journal.failure
+        if self._suspended:
+            raise SuspendSignal
+        if self._ended:
+            raise RunOverError(f"execution {self.execution_id!r}: this run is over")
+
+    def _diverged(self, key: str, sequence: int, recorded: str, requested: str) -> None:
+        error = DeterminismError(self.execution_id, key, sequence, recorded, requested)
+        if self._determinism == "error":
+            raise error
+        if self._determinism == "warn":
+            logger.warning("%s", error)
+
+    async def settle(self) -> None:
+        """Wait until every effect this run began has ended and recorded its outcome."""
+        while self._attempts:
+            await asyncio.wait(tuple(self._attempts))
+
+    def end(self) -> bool:
+        """End the run: later calls raise. Return whether it reached a gate, whatever the flow made of the signal."""
+        self._ended = True
+        self.close()
+        return self._suspended
+
+    def close(self) -> None:
+        """Stop the effects that still run without recording an outcome for them."""
+        for task, attempt in self._attempts.items():
+            attempt.closing = True
+            task.cancel()

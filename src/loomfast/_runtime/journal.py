@@ -1,0 +1,237 @@
+"""The journal: folds at once, writes behind.
+
+What lives here: the one ordered queue of an execution's events on their way to the store. What must not: any
+opinion about which events a flow makes.
+
+Theory of operation
+-------------------
+`commit` gives an event the next sequence, folds it into `state`, tells `on_event`, and queues it; it does not
+wait. A single writer task takes what has queued up and appends it, in order, one batch at a time, so that the
+log on the store is always a prefix of the log in memory. `drain` waits until the queue is empty: a suspension,
+a completion or an at-most-once effect is acknowledged only behind it.
+
+A failed write is final. The journal keeps the error, drops the queue and calls `on_failure`; from then on every
+`commit` raises `AbortSignal`, whatever the flow has caught. What was folded beyond the last durable event never
+happened, and dies with the run.
+
+`adopt` takes in an event that is durable already (a bootstrap, the answer to a gate): everything that `commit`
+does, except the append (ADR 0103, D1).
+
+Memory is bounded by the callers: whoever commits in a loop awaits `room`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from typing import NamedTuple
+
+from loomfast._errors import MalformedEventError, RunOverError, StorageWriteError
+from loomfast._events import Opaque
+from loomfast._kernels import Envelope, State, fold_events
+from loomfast._runtime.clock import Clock
+from loomfast._runtime.hooks import Hooks, call
+from loomfast._runtime.signals import AbortSignal
+from loomfast.stores import EventStore
+
+# How many events one append takes, and how many may wait before `room` makes its caller wait too.
+BATCH_EVENTS = 512
+QUEUE_EVENTS = 8_192
+
+
+class Draft(NamedTuple):
+    """An event that has no place in a log yet."""
+
+    event_type: str
+    body: bytes | Opaque
+    subject: str | None = None
+    stamp: int | None = None
+
+
+class ExecutionJournal:
+    """The journal of one execution, in one process.
+
+    `state` is the fold of everything committed or adopted so far; `failure` is the first failed write.
+    """
+
+    def __init__(
+        self,
+        execution_id: str,
+        store: EventStore,
+        clock: Clock,
+        hooks: Hooks,
+        *,
+        state: State | None = None,
+        fence: int | None = None,
+    ) -> None:
+        self.execution_id = execution_id
+        self.fence = fence
+        self.failure: StorageWriteError | None = None
+        self.closed = False
+        self.on_failure: Callable[[], object] | None = None
+        self._state = state
+        self._next = 0 if state is None else state.sequence + 1
+        self._store = store
+        self._clock = clock
+        self._hooks = hooks
+        self._queue: deque[tuple[Envelope, ...]] = deque()
+        self._queued = 0
+        self._writer: asyncio.Task[None] | None = None
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+
+    @property
+    def state(self) -> State:
+        """The state after the latest event. A journal has one from its first event on."""
+        assert self._state is not None
+        return self._state
+
+    def envelope(self, draft: Draft, *, ahead: int = 0, extra: bytes | None = None) -> Envelope:
+        """Build the envelope that would come next (`ahead` places further on). The one builder of envelopes."""
+        return Envelope(
+            self.execution_id,
+            self._next + ahead,
+            draft.event_type,
+            draft.body,
+            self._clock.now_ms(),
+            draft.subject,
+            draft.stamp,
+            self.fence,
+            extra,
+        )
+
+    def commit(
+        self,
+        event_type: str,
+        body: bytes | Opaque,
+        subject: str | None = None,
+        stamp: int | None = None,
+        *,
+        extra: bytes | None = None,
+    ) -> Envelope:
+        """Fold one event and queue its append. Raises `AbortSignal` once a write has failed."""
+        envelope = self.envelope(Draft(event_type, body, subject, stamp), extra=extra)
+        self._commit((envelope,))
+        return envelope
+
+    def commit_group(self, drafts: Sequence[Draft]) -> None:
+        """Fold several events and queue them as one append that is all or nothing."""
+        self._commit(tuple(self.envelope(draft, ahead=place) for place, draft in enumerate(drafts)))
+
+    def adopt(self, envelope: Envelope) -> None:
+        """Take in an event that is durable already. Refuses any sequence but the next one."""
+        if envelope.sequence != self._next:
+            raise MalformedEventError(
+                self.execution_id, envelope.sequence, "sequence", f"must be {self._next} to be adopted"
+            )
+        self._fold(envelope)
+        call(self._hooks.on_commit, envelope)
+
+    async def drain(self) -> None:
+        """Return once everything committed before this call is durable; raise the `StorageWriteError` if it cannot be.
+
+        Cancelling the wait changes nothing about the writes.
+        """
+        await self._below(1)
+
+    def room(self) -> Room:
+        """Return an awaitable that is done as soon as the queue has room."""
+        return Room(self)
+
+    async def _below(self, limit: int) -> None:
+        while self._queued >= limit and self.failure is None:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append((limit, waiter))
+            await waiter
+        if self.failure is not None:
+            raise self.failure
+
+    def _commit(self, unit: tuple[Envelope, ...]) -> None:
+        if self.failure is not None:
+            raise AbortSignal from self.failure
+        if self.closed:
+            raise RunOverError(f"execution {self.execution_id!r}: this process no longer drives it")
+        for envelope in unit:
+            self._fold(envelope)
+        self._queue.append(unit)
+        self._queued += len(unit)
+        if self._writer is None:
+            self._writer = asyncio.get_running_loop().create_task(self._write())
+
+    def _fold(self, envelope: Envelope) -> None:
+        self._state = fold_events(self._state, (envelope,))
+        self._next = envelope.sequence + 1
+        call(self._hooks.on_event, envelope)
+
+    async def _write(self) -> None:
+        while self._queue:
+            batch = list(self._queue[0])
+            units = 1
+            while units < len(self._queue) and len(batch) + len(self._queue[units]) <= BATCH_EVENTS:
+                batch.extend(self._queue[units])
+                units += 1
+            try:
+                if len(batch) == 1:
+                    await self._store.append(batch[0])
+                else:
+                    await self._store.append_batch(batch)
+            except Exception as error:
+                self._fail(batch[0].sequence, error)
+                return
+            for _ in range(units):
+                self._queue.popleft()
+            self._queued -= len(batch)
+            if self._hooks.on_commit is not None:
+                for envelope in batch:
+                    call(self._hooks.on_commit, envelope)
+            if not self._queue:
+                self._writer = None
+            self._wake()
+
+    def _fail(self, sequence: int, error: Exception) -> None:
+        self.failure = write_error(self.execution_id, sequence, error)
+        self._queue.clear()
+        self._queued = 0
+        self._writer = None
+        self._wake()
+        call(self._hooks.on_storage_error, self.failure)
+        if self.on_failure is not None:
+            self.on_failure()
+
+    def _wake(self) -> None:
+        if not self._waiters:
+            return
+        waiting, self._waiters = self._waiters, []
+        for limit, waiter in waiting:
+            if self._queued >= limit and self.failure is None:
+                self._waiters.append((limit, waiter))
+            elif not waiter.done():
+                waiter.set_result(None)
+
+
+class Room:
+    """Awaiting it waits until the journal's queue has room; not awaiting it costs nothing."""
+
+    __slots__ = ("_journal",)
+
+    def __init__(self, journal: ExecutionJournal) -> None:
+        self._journal = journal
+
+    def __await__(self) -> Generator[None, None, None]:
+        if self._journal._queued >= QUEUE_EVENTS:
+            yield from self._wait().__await__()
+
+    async def _wait(self) -> None:
+        try:
+            await self._journal._below(QUEUE_EVENTS)
+        except StorageWriteError as error:
+            raise AbortSignal from error
+
+
+def write_error(execution_id: str, sequence: int, error: Exception) -> StorageWriteError:
+    """Return `error` as a `StorageWriteError` that names this execution and sequence."""
+    if isinstance(error, StorageWriteError) and error.execution_id == execution_id and error.sequence is not None:
+        return error
+    failure = StorageWriteError(execution_id, sequence, f"{type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure

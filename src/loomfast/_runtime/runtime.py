@@ -1,0 +1,359 @@
+"""The runtime: starts, resumes and recovers executions on one store.
+
+What lives here: which executions this process drives, and the calls that come from outside a flow. What must
+not: how one run goes (execution, context), how a bootstrap becomes durable (bootstrap).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self
+
+from loomfast._core import schema
+from loomfast._core.definitions import FlowDefinition, FlowFunction
+from loomfast._core.definitions import flow as define_flow
+from loomfast._errors import (
+    BadInputError,
+    ConflictError,
+    GateRefusedError,
+    RuntimeClosedError,
+    StorageWriteError,
+    UnknownExecutionError,
+    UnknownFlowError,
+)
+from loomfast._events import RUNNING, SUSPENDED
+from loomfast._kernels import Envelope, State, encode
+from loomfast._runtime.bootstrap import append_bootstrap
+from loomfast._runtime.clock import Clock, SystemClock
+from loomfast._runtime.context import DeterminismPolicy
+from loomfast._runtime.execution import DrivenExecution
+from loomfast._runtime.handle import ExecutionHandle
+from loomfast._runtime.hooks import Hooks, call
+from loomfast._runtime.journal import Draft, ExecutionJournal, write_error
+from loomfast.stores import EventStore
+
+# How often a waiter looks for what another process has written.
+POLL_S = 0.25
+
+
+def ulid_factory() -> Callable[[], str]:
+    """Return a function that makes ULIDs: 26 characters that sort by time of making."""
+    from ulid import ULID  # here, and not with the first start, since importing it takes a while
+
+    return lambda: str(ULID())
+
+
+class WorkflowRuntime:
+    """Runs flows on an event store.
+
+    `flows` are the flows that `resume` and `recover` may meet in the store; `start` adds its own. `determinism`
+    says what becomes of a re-run that asks the log a different question than it answers: `error` (the default: the
+    run fails loudly and nothing is appended past the difference), `warn` or `ignore`. `clock` and `id_factory`
+    are injected so that a run can be repeated exactly. `step_threads` bounds the threads of sync steps.
+
+    One runtime belongs to one event loop. Use it as an async context manager, or call `close`.
+    """
+
+    def __init__(
+        self,
+        store: EventStore,
+        *,
+        flows: Iterable[FlowDefinition | FlowFunction] = (),
+        clock: Clock | None = None,
+        id_factory: Callable[[], str] | None = None,
+        on_event: Callable[[Envelope], object] | None = None,
+        on_commit: Callable[[Envelope], object] | None = None,
+        on_storage_error: Callable[[StorageWriteError], object] | None = None,
+        determinism: DeterminismPolicy = "error",
+        step_threads: int = 16,
+    ) -> None:
+        self.store = store
+        self._clock = clock or SystemClock()
+        self._id_factory = id_factory or ulid_factory()
+        self._hooks = Hooks(on_event, on_commit, on_storage_error)
+        self._determinism = determinism
+        self._step_threads = step_threads
+        self._executor: ThreadPoolExecutor | None = None
+        self._flows: dict[str, FlowDefinition] = {}
+        self._driven: dict[str, DrivenExecution] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watchers: dict[str, set[asyncio.Future[None]]] = {}
+        self._closed = False
+        for flow in flows:
+            self.register(flow)
+
+    def register(self, flow: FlowDefinition | FlowFunction) -> FlowDefinition:
+        """Make a flow known by its id. Raises `BadInputError` when the id stands for another function."""
+        definition = flow if isinstance(flow, FlowDefinition) else define_flow(flow)
+        known = self._flows.setdefault(definition.id, definition)
+        if known.function is not definition.function:
+            raise BadInputError(f"flow id {definition.id!r} stands for two different functions")
+        return known
+
+    # --- starting --------------------------------------------------------------------------------
+
+    async def start(
+        self,
+        flow: FlowDefinition | FlowFunction,
+        input: Any = None,
+        *,
+        execution_id: str | None = None,
+        compute_target: str | None = None,
+        fence: int | None = None,
+    ) -> ExecutionHandle:
+        """Start an execution and return its handle; the flow runs on in the background.
+
+        With `execution_id`, start is start-once (ADR 0103): sequence 0 is durable before the body runs, and a
+        repeat raises `ExecutionAlreadyExistsError` with no effect run and no event delivered. Without, a new id is
+        made and nothing is waited for. Raises `InputValidationError`, `JsonFormError`, and with a chosen id
+        `StorageWriteError` or `StartFencedOutError`. Cancelled with a chosen id, the execution may exist.
+        """
+        self._check_open()
+        definition = self.register(flow)
+        schema.check(definition.input, input, f"input of flow {definition.id!r}")
+        body = encode({"flowId": definition.id, "flowVersion": definition.version, "input": input})
+        extra = None if compute_target is None else encode({"computeTarget": compute_target})
+        chosen = execution_id is not None
+        journal = self._journal(self._id_factory() if execution_id is None else execution_id, fence=fence)
+        if chosen:
+            envelope = journal.envelope(Draft("EXECUTION_STARTED", body), extra=extra)
+            try:
+                await append_bootstrap(self.store, envelope)
+            except StorageWriteError as error:
+                call(self._hooks.on_storage_error, error)
+                raise
+            journal.adopt(envelope)
+        else:
+            journal.commit("EXECUTION_STARTED", body, extra=extra)
+        self._drive(definition, journal)
+        return ExecutionHandle(self, journal.execution_id)
+
+    # --- answering -------------------------------------------------------------------------------
+
+    async def resume(
+        self,
+        execution_id: str,
+        event_type: str,
+        payload: Any = None,
+        *,
+        correlation_key: str | None = None,
+        gate: int | None = None,
+    ) -> ExecutionHandle:
+        """Answer the pending gate of an execution, and drive it on.
+
+        The answer is checked against the flow's schema for that gate before anything is written; the gate's event
+        and EXECUTION_RESUMED are then one atomic append, and only then does the body run. `gate` is the ordinal
+        the answer is meant for, if the caller knows it. Raises `UnknownExecutionError`, `GateRefusedError` (not
+        waiting, waiting for something else, or somebody else's answer was first), `InputValidationError`,
+        `JsonFormError`, `StorageWriteError`. Cancelled while the store works, the answer is written whole or not at
+        all.
+        """
+        self._check_open()
+        live = self._live(execution_id)
+        if live is None:
+            state = await self._load(execution_id)
+        else:
+            await live.journal.drain()
+            state = live.journal.state
+        flow = self._flow_of(state)
+        drafts = self._answer(flow, state, event_type, payload, correlation_key, gate)
+        if live is None:
+            await self._answer_parked(flow, state, drafts)
+        else:
+            live.journal.commit_group(drafts)
+            await live.journal.drain()
+        return ExecutionHandle(self, execution_id)
+
+    def _answer(
+        self,
+        flow: FlowDefinition,
+        state: State,
+        event_type: str,
+        payload: Any,
+        correlation_key: str | None,
+        gate: int | None,
+    ) -> tuple[Draft, Draft]:
+        def refuse(reason: str) -> GateRefusedError:
+            return GateRefusedError(state.execution_id, event_type, reason)
+
+        pending = state.pending
+        if state.status not in (RUNNING, SUSPENDED):
+            raise refuse(f"it has {state.status}")
+        if pending is None:
+            raise refuse("no gate is open")
+        if pending.on != event_type:
+            raise refuse(f"gate {pending.ordinal} waits for {pending.on!r}")
+        if gate is not None and gate != pending.ordinal:
+            raise refuse(f"the open gate is {pending.ordinal}, not {gate}")
+        if pending.correlation_key != correlation_key:
+            raise refuse(f"gate {pending.ordinal} has correlation key {pending.correlation_key!r}")
+        schema.check(flow.gates.get(event_type), payload, f"answer to gate {pending.ordinal} ({event_type!r})")
+        resumed = encode({"gate": pending.ordinal, "on": event_type})
+        return Draft(event_type, encode(payload)), Draft("EXECUTION_RESUMED", resumed)
+
+    async def _answer_parked(self, flow: FlowDefinition, state: State, drafts: tuple[Draft, ...]) -> None:
+        journal = self._journal(state.execution_id, state=state)
+        envelopes = [journal.envelope(draft, ahead=place) for place, draft in enumerate(drafts)]
+        try:
+            await self.store.append_batch(envelopes)
+        except ConflictError as error:
+            raise GateRefusedError(
+                state.execution_id, drafts[0].event_type, "another writer was first"
+            ) from error
+        except Exception as error:
+            failure = write_error(state.execution_id, envelopes[0].sequence, error)
+            call(self._hooks.on_storage_error, failure)
+            raise failure from error
+        if self._live(state.execution_id) is not None:
+            return  # recovered here in the meantime, from a log that already held this answer
+        for envelope in envelopes:
+            journal.adopt(envelope)
+        self._drive(flow, journal)
+
+    # --- recovering ------------------------------------------------------------------------------
+
+    async def recover(self, execution_id: str) -> ExecutionHandle:
+        """Drive on an execution whose process died while it ran; one that rests is left as it is.
+
+        Raises `UnknownExecutionError`, `UnknownFlowError`. The caller sees to it that nobody else drives it; if
+        somebody does, the store's uniqueness lets one of the two go on.
+        """
+        self._check_open()
+        if self._live(execution_id) is None:
+            state = await self._load(execution_id)
+            if state.status == RUNNING and self._live(execution_id) is None:
+                self._drive(self._flow_of(state), self._journal(execution_id, state=state))
+        return ExecutionHandle(self, execution_id)
+
+    # --- looking ---------------------------------------------------------------------------------
+
+    def handle(self, execution_id: str) -> ExecutionHandle:
+        """Return a handle to any execution, driven here or elsewhere."""
+        return ExecutionHandle(self, execution_id)
+
+    async def load_state(self, execution_id: str) -> State | None:
+        """Fold and return the durable state of an execution, or None if the store does not know it."""
+        return await self.store.fold(execution_id)
+
+    async def wait_for(self, execution_id: str, reached: Callable[[State], bool]) -> State:
+        """Wait until the execution rests in a state that `reached` accepts, and return that state.
+
+        An execution driven elsewhere is looked at every `POLL_S` seconds. Raises `UnknownExecutionError`, and
+        what keeps an execution driven here from resting: `StorageWriteError`, `RuntimeClosedError`.
+        """
+        state: State | None = None
+        while True:
+            watcher = self._watch(execution_id)
+            try:
+                live = self._live(execution_id)
+                if live is not None:
+                    state = await asyncio.shield(live.rest)
+                else:
+                    state = await self.store.fold(execution_id, state)
+                if state is None:
+                    raise UnknownExecutionError(execution_id)
+                if reached(state):
+                    return state
+                await self._until(watcher, POLL_S)
+            finally:
+                self._unwatch(execution_id, watcher)
+
+    # --- closing ---------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Stop driving, without recording an outcome for anything, and drain what is queued. Idempotent.
+
+        Every execution stays as the log has it and can be recovered. The store stays open: it is the caller's.
+        """
+        self._closed = True
+        for live in tuple(self._driven.values()):
+            await live.close()
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeClosedError("-")
+
+    def _journal(
+        self, execution_id: str, *, state: State | None = None, fence: int | None = None
+    ) -> ExecutionJournal:
+        return ExecutionJournal(
+            execution_id, self.store, self._clock, self._hooks, state=state, fence=fence
+        )
+
+    def _live(self, execution_id: str) -> DrivenExecution | None:
+        live = self._driven.get(execution_id)
+        return None if live is None or live.journal.closed else live
+
+    def _drive(self, flow: FlowDefinition, journal: ExecutionJournal) -> None:
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(self._step_threads, thread_name_prefix="loomfast-step")
+        live = DrivenExecution(
+            flow,
+            journal,
+            persists_json=self.store.persists_json,
+            determinism=self._determinism,
+            executor=self._executor,
+        )
+        self._driven[journal.execution_id] = live
+        task = live.begin()
+        self._tasks.add(task)
+        task.add_done_callback(lambda task: self._rested(task, live))
+        for watcher in self._watchers.get(journal.execution_id, ()):
+            if not watcher.done():
+                watcher.set_result(None)
+
+    def _rested(self, task: asyncio.Task[None], live: DrivenExecution) -> None:
+        self._tasks.discard(task)
+        if self._driven.get(live.journal.execution_id) is live:
+            del self._driven[live.journal.execution_id]
+
+    async def _load(self, execution_id: str) -> State:
+        state = await self.store.fold(execution_id)
+        if state is None:
+            raise UnknownExecutionError(execution_id)
+        return state
+
+    def _flow_of(self, state: State) -> FlowDefinition:
+        flow = self._flows.get(state.flow_id)
+        if flow is None:
+            raise UnknownFlowError(state.flow_id, state.execution_id)
+        return flow
+
+    def _watch(self, execution_id: str) -> asyncio.Future[None]:
+        watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._watchers.setdefault(execution_id, set()).add(watcher)
+        return watcher
+
+    def _unwatch(self, execution_id: str, watcher: asyncio.Future[None]) -> None:
+        watchers = self._watchers[execution_id]
+        watchers.discard(watcher)
+        if not watchers:
+            del self._watchers[execution_id]
+
+    async def _until(self, watcher: asyncio.Future[None], seconds: float) -> None:
+        pause = asyncio.get_running_loop().create_task(self._pause(seconds))
+        try:
+            await asyncio.wait((watcher, pause), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            pause.cancel()
+
+    async def _pause(self, seconds: float) -> None:
+        await self._clock.sleep(seconds)

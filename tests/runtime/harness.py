@@ -1,0 +1,71 @@
+"""What the runtime's tests share: a clock that stands still, ids that count, and a log that reads at a glance."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import loomfast as lf
+
+
+class StillClock:
+    """Shows a time that grows by one at each look, and sleeps only as long as it takes others to go on."""
+
+    def __init__(self) -> None:
+        self.time = 1_790_000_000_000
+
+    def now_ms(self) -> int:
+        self.time += 1
+        return self.time
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(0)
+
+
+def counted_ids() -> Callable[[], str]:
+    count = itertools.count(1)
+    return lambda: f"exec-{next(count)}"
+
+
+def runtime(store: lf.EventStore, *flows: Any, **deps: Any) -> lf.WorkflowRuntime:
+    deps.setdefault("clock", StillClock())
+    deps.setdefault("id_factory", counted_ids())
+    return lf.WorkflowRuntime(store, flows=flows, **deps)
+
+
+def kinds(events: Iterable[lf.Envelope]) -> list[str]:
+    """The event types of a log, stamped ones with a trailing `*`."""
+    return [event.event_type + ("*" if event.stamp is not None else "") for event in events]
+
+
+class ScriptedStore(lf.MemoryEventStore):
+    """A memory store whose appends can be told to fail: `script` maps the n-th append to what it does.
+
+    An entry is an exception to raise, or a function called with the envelopes before the append; whatever the
+    function raises is raised. `appends` records what each append was asked to write, and how.
+    """
+
+    def __init__(self, script: dict[int, Exception | Callable[[Sequence[lf.Envelope]], Any]] | None = None) -> None:
+        super().__init__()
+        self.script = script or {}
+        self.appends: list[tuple[str, list[str]]] = []
+
+    async def append(self, envelope: lf.Envelope) -> None:
+        await self._play("append", (envelope,))
+        await super().append_batch((envelope,))
+
+    async def append_batch(self, envelopes: Sequence[lf.Envelope]) -> None:
+        await self._play("append_batch", envelopes)
+        await super().append_batch(envelopes)
+
+    async def _play(self, verb: str, envelopes: Sequence[lf.Envelope]) -> None:
+        act = self.script.get(len(self.appends))
+        self.appends.append((verb, [envelope.id for envelope in envelopes]))
+        if isinstance(act, Exception):
+            raise act
+        if act is not None:
+            done = act(envelopes)
+            if asyncio.iscoroutine(done):
+                await done
