@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from types import ModuleType
 
 import pytest
@@ -13,6 +14,11 @@ IMPLEMENTATIONS = ("pure", "native")
 
 def load(stem: str, implementation: str) -> ModuleType:
     return _kernels.load(implementation)[stem]
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
+def trie_kernel(request: pytest.FixtureRequest) -> ModuleType:
+    return importlib.import_module(f"loomfast._{request.param}.trie")
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)
