@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import tracemalloc
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -43,7 +44,7 @@ def inverse_mix(word: int) -> int:
 
 
 # Digests that a trie over some of their bits, or over all bits once mixed, has a hard time to tell apart.
-FAMILIES = {
+FAMILIES: dict[str, Callable[[int], int]] = {
     "sequential": lambda i: i,
     "equal low bits": lambda i: i << 40 & (2**64 - 1),
     "equal high bits": lambda i: (2**64 - 1) ^ i,
@@ -144,6 +145,12 @@ def test_equality_compares_counts_not_histories(trie_kernel: ModuleType) -> None
     assert there.bump(0) != there.bump(1)
     assert there != there.bump(100)
     assert there != "a trie"
+
+
+def test_a_trie_is_made_without_arguments(trie_kernel: ModuleType) -> None:
+    for cls in (trie_kernel.Trie, trie_kernel.Table):
+        with pytest.raises(TypeError):
+            cls({1: 1})
 
 
 def test_a_trie_has_no_hash(trie_kernel: ModuleType) -> None:
@@ -346,7 +353,7 @@ def keep_a_window(trie: Any, times: int) -> Any:
     return window[(times - 1) % 50]
 
 
-SHAPES = {
+SHAPES: dict[str, Callable[[Any, int], Any]] = {
     "one digest, newest held": lambda trie, times: bump_and_forget(trie, [7], times),
     "many digests, newest held": lambda trie, times: bump_and_forget(trie, list(range(300)), times),
     "one digest, first and newest held": lambda trie, times: (trie, bump_and_forget(trie, [7], times)),

@@ -164,7 +164,7 @@ cdef class Trie:
     """An immutable count of stamped emits by digest (ADR 0102 D5)."""
 
     def __init__(self):
-        pass
+        pass  # so that arguments are refused
 
     def __dealloc__(self):
         leave(&self.at)
@@ -339,7 +339,7 @@ cdef class Table:
     """
 
     def __init__(self):
-        pass
+        pass  # so that arguments are refused
 
     def __dealloc__(self):
         leave(&self.at)
