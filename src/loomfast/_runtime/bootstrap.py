@@ -2,8 +2,9 @@
 
 Theory of operation
 -------------------
-A caller who chooses an execution id wants a repeat of the trigger to meet the same execution. So the bootstrap
-is appended, and awaited, before anything is folded or run; the store's uniqueness decides who is first.
+A caller who chooses an execution id wants a repeat of the trigger to meet the same execution. So the
+bootstrap is appended, and awaited, before anything is folded or run; the store's uniqueness decides who is
+first.
 
 A conflict is confirmed, not trusted: behind a coalescing store the error may describe somebody else's write.
 
@@ -73,14 +74,16 @@ async def _confirm(store: EventStore, envelope: Envelope, error: Exception) -> N
         present = await store.read_range(envelope.execution_id, 0, 0)
     except Exception as unreadable:
         raise StorageWriteError(
-            envelope.execution_id, 0, f"{type(error).__name__}, and reading sequence 0 back failed: {unreadable}"
+            envelope.execution_id,
+            0,
+            f"{type(error).__name__}, and reading sequence 0 back failed: {unreadable}",
         ) from unreadable
     if present:
         raise ExecutionAlreadyExistsError(envelope.execution_id) from error
 
 
 def _is(error: Exception, conflict: type[Exception]) -> bool:
-    """Match by class, and by name: a second copy of loomfast must not turn a conflict into a storage failure."""
+    """Match by class and by name: a second copy of loomfast must not make a conflict a storage failure."""
     return isinstance(error, conflict) or any(
         cls.__name__ == conflict.__name__ and cls.__name__ in _CONFLICT_NAMES for cls in type(error).__mro__
     )

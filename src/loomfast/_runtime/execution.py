@@ -50,27 +50,33 @@ class DrivenExecution:
     def begin(self) -> asyncio.Task[None]:
         """Start driving; the task ends when the execution rests or the runtime closes."""
         self._task = asyncio.get_running_loop().create_task(self._drive())
+        # A task that is cancelled before its first step never enters `_drive`.
+        self._task.add_done_callback(lambda _: self._end())
         return self._task
+
+    def _end(self) -> None:
+        self.journal.closed = True
+        if not self.rest.done():
+            self.rest.set_exception(self.journal.failure or RuntimeClosedError(self.journal.execution_id))
 
     async def _drive(self) -> None:
         try:
             while True:
                 await self._run()
                 await self.journal.drain()
-                # An answer may have been taken in while this run was still unwinding: then there is more to run.
+                # An answer may have come while this run was still unwinding: then there is more to run.
                 if self.journal.state.status != RUNNING:
                     break
-        except StorageWriteError as error:
-            self.rest.set_exception(error)
+        except StorageWriteError:
+            pass  # `_end` passes it on
         except asyncio.CancelledError:
-            if not self.closing:
+            # A failed write cancels this task, wherever it waits; anybody else's cancel is passed on.
+            if self.journal.failure is None and not self.closing:
                 raise
         else:
             self.rest.set_result(self.journal.state)
         finally:
-            self.journal.closed = True
-            if not self.rest.done():
-                self.rest.set_exception(RuntimeClosedError(self.journal.execution_id))
+            self._end()
 
     async def _run(self) -> None:
         journal = self.journal
@@ -99,7 +105,10 @@ class DrivenExecution:
             journal.commit(fact, body)
 
     def _stopped(self, error: BaseException) -> bool:
-        """Whether the run was stopped from outside: by `close`, or with the loop it is on. That is no outcome."""
+        """Whether the run was stopped from outside: by `close`, or with the loop it is on.
+
+        That is no outcome.
+        """
         task = asyncio.current_task()
         cancelled = isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
         return self.closing or cancelled
@@ -109,7 +118,10 @@ class DrivenExecution:
             self._task.cancel()
 
     async def close(self) -> None:
-        """Stop driving without recording an outcome: closing a process is not a cancellation. Drains what is queued."""
+        """Stop driving without recording an outcome: closing a process is not a cancellation.
+
+        Drains what is queued.
+        """
         self.closing = True
         if self._context is not None:
             self._context.close()

@@ -1,8 +1,8 @@
 """What unwinds a run without being an error of the flow.
 
-They derive from `BaseException`, so that a flow's `except Exception` cannot eat them. A flow that catches more
-than that changes nothing: the context remembers that its run has reached a gate, and the journal that a write
-has failed.
+They derive from `BaseException`, so that a flow's `except Exception` cannot eat them. A flow that catches
+more than that changes nothing: the context remembers that its run has reached a gate, and the journal that a
+write has failed.
 """
 
 from __future__ import annotations
@@ -18,4 +18,3 @@ class SuspendSignal(RunSignal):
 
 class AbortSignal(RunSignal):
     """A write of this run failed: nothing it does from here on can become durable."""
-
