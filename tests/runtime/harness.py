@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import loomfast as lf
@@ -33,16 +33,6 @@ def runtime(store: lf.EventStore, *flows: Any, **deps: Any) -> lf.WorkflowRuntim
     deps.setdefault("clock", StillClock())
     deps.setdefault("id_factory", counted_ids())
     return lf.WorkflowRuntime(store, flows=flows, **deps)
-
-
-def run(main: Coroutine[Any, Any, Any]) -> Any:
-    """Run a test's body on a loop of its own, with a bound on its time."""
-
-    async def bounded() -> Any:
-        async with asyncio.timeout(60):
-            return await main
-
-    return asyncio.run(bounded())
 
 
 def kinds(events: Iterable[lf.Envelope]) -> list[str]:

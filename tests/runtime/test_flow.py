@@ -8,12 +8,13 @@ import threading
 from typing import Any
 
 import pytest
-from harness import StillClock, kinds, run, runtime
 
 import loomfast as lf
+from tests.conftest import OpenStore
+from tests.runtime.harness import StillClock, kinds, runtime
 
 
-def test_a_flow_runs_and_its_log_says_what_it_did(store: lf.EventStore) -> None:
+async def test_a_flow_runs_and_its_log_says_what_it_did(open_store: OpenStore) -> None:
     @lf.step
     async def double(n: int) -> int:
         return 2 * n
@@ -22,32 +23,29 @@ def test_a_flow_runs_and_its_log_says_what_it_did(store: lf.EventStore) -> None:
         ctx.emit("note", input)
         return await ctx.run(double, input)
 
-    async def main() -> None:
-        async with runtime(store) as rt:
-            handle = await rt.start(flow, 21)
-            assert await handle.result() == 42
-            events = await store.read(handle.execution_id)
-            assert kinds(events) == [
-                "EXECUTION_STARTED",
-                "note*",
-                "STEP_STARTED",
-                "STEP_COMPLETED",
-                "EXECUTION_COMPLETED",
-            ]
-            assert [event.sequence for event in events] == [0, 1, 2, 3, 4]
-            assert events[0].payload == {"flowId": "flow", "flowVersion": "1", "input": 21}
-            assert events[2].payload == {
-                "key": "double",
-                "stepId": "double",
-                "attempt": 1,
-                "inputDigest": lf.format_digest(lf.fnv1a64(b"21")),
-            }
-            assert events[3].payload == {"key": "double", "output": 42}
-
-    run(main())
+    async with open_store() as store, runtime(store) as rt:
+        handle = await rt.start(flow, 21)
+        assert await handle.result() == 42
+        events = await store.read(handle.execution_id)
+        assert kinds(events) == [
+            "EXECUTION_STARTED",
+            "note*",
+            "STEP_STARTED",
+            "STEP_COMPLETED",
+            "EXECUTION_COMPLETED",
+        ]
+        assert [event.sequence for event in events] == [0, 1, 2, 3, 4]
+        assert events[0].payload == {"flowId": "flow", "flowVersion": "1", "input": 21}
+        assert events[2].payload == {
+            "key": "double",
+            "stepId": "double",
+            "attempt": 1,
+            "inputDigest": lf.format_digest(lf.fnv1a64(b"21")),
+        }
+        assert events[3].payload == {"key": "double", "output": 42}
 
 
-def test_output_before_a_gate_is_logged_once_after_any_number_of_resumes(store: lf.EventStore) -> None:
+async def test_output_before_a_gate_is_logged_once_after_any_number_of_resumes(open_store: OpenStore) -> None:
     """F01, and the defect that ADR 0102 records: `ui.append` before a gate."""
     calls: list[str] = []
 
@@ -67,28 +65,25 @@ def test_output_before_a_gate_is_logged_once_after_any_number_of_resumes(store: 
         ctx.emit("C")
         return [first, second]
 
-    async def main() -> None:
-        async with runtime(store, flow) as rt:
-            handle = await rt.start(flow)
-            await handle.rest()
-            before = await store.read(handle.execution_id)
-            await rt.resume(handle.execution_id, "go", 1)
-            await handle.rest()
-            await rt.resume(handle.execution_id, "go", 2)
-            assert await handle.result() == [1, 2]
-            events = await store.read(handle.execution_id)
-            assert events[: len(before)] == before
-            assert kinds(events) == [
-                *("EXECUTION_STARTED", "A*", "SURFACE_PATCH*", "STEP_STARTED", "STEP_COMPLETED"),
-                *("EXECUTION_SUSPENDED", "go", "EXECUTION_RESUMED", "STREAM_CHUNK*"),
-                *("EXECUTION_SUSPENDED", "go", "EXECUTION_RESUMED", "C*", "EXECUTION_COMPLETED"),
-            ]
-            assert calls == ["effect"]
-
-    run(main())
+    async with open_store() as store, runtime(store, flow) as rt:
+        handle = await rt.start(flow)
+        await handle.rest()
+        before = await store.read(handle.execution_id)
+        await rt.resume(handle.execution_id, "go", 1)
+        await handle.rest()
+        await rt.resume(handle.execution_id, "go", 2)
+        assert await handle.result() == [1, 2]
+        events = await store.read(handle.execution_id)
+        assert events[: len(before)] == before
+        assert kinds(events) == [
+            *("EXECUTION_STARTED", "A*", "SURFACE_PATCH*", "STEP_STARTED", "STEP_COMPLETED"),
+            *("EXECUTION_SUSPENDED", "go", "EXECUTION_RESUMED", "STREAM_CHUNK*"),
+            *("EXECUTION_SUSPENDED", "go", "EXECUTION_RESUMED", "C*", "EXECUTION_COMPLETED"),
+        ]
+        assert calls == ["effect"]
 
 
-def test_the_first_run_sees_the_json_form_like_every_re_run(store: lf.EventStore) -> None:
+async def test_the_first_run_sees_the_json_form_like_every_re_run(open_store: OpenStore) -> None:
     """F04."""
     seen: list[str] = []
 
@@ -105,20 +100,17 @@ def test_the_first_run_sees_the_json_form_like_every_re_run(store: lf.EventStore
         input["spoilt"] = True
         return await ctx.suspend("go")
 
-    async def main() -> None:
-        async with runtime(store, flow) as rt:
-            given = {"t": (1,)}
-            handle = await rt.start(flow, given)
-            given["spoilt"] = True
-            await handle.rest()
-            await rt.resume(handle.execution_id, "go")
-            await handle.result()
-
-    run(main())
+    async with open_store() as store, runtime(store, flow) as rt:
+        given = {"t": (1,)}
+        handle = await rt.start(flow, given)
+        given["spoilt"] = True
+        await handle.rest()
+        await rt.resume(handle.execution_id, "go")
+        await handle.result()
     assert seen == ["[{'t': [1]}, {'z': [1, 2], 'a': 1.0, '3': None}, ['x']]"] * 2
 
 
-def test_repeated_calls_of_a_step_are_told_apart_by_call_order(store: lf.EventStore) -> None:
+async def test_repeated_calls_of_a_step_are_told_apart_by_call_order(open_store: OpenStore) -> None:
     calls: list[int] = []
 
     @lf.step
@@ -133,19 +125,16 @@ def test_repeated_calls_of_a_step_are_told_apart_by_call_order(store: lf.EventSt
         await ctx.suspend("go")
         return [*serial, *together]
 
-    async def main() -> None:
-        async with runtime(store, flow) as rt:
-            handle = await rt.start(flow)
-            state = await handle.rest()
-            assert {key for key, _ in state.steps.items()} == {"number", "number#1", "number#2", "mine"}
-            await rt.resume(handle.execution_id, "go")
-            assert await handle.result() == [10, 20, 30, 40]
-
-    run(main())
+    async with open_store() as store, runtime(store, flow) as rt:
+        handle = await rt.start(flow)
+        state = await handle.rest()
+        assert {key for key, _ in state.steps.items()} == {"number", "number#1", "number#2", "mine"}
+        await rt.resume(handle.execution_id, "go")
+        assert await handle.result() == [10, 20, 30, 40]
     assert sorted(calls) == [1, 2, 3, 4]
 
 
-def test_a_decision_is_made_once_and_recorded_with_its_grounds(store: lf.EventStore) -> None:
+async def test_a_decision_is_made_once_and_recorded_with_its_grounds(open_store: OpenStore) -> None:
     made: list[Any] = []
 
     def choose(context: Any) -> str:
@@ -164,24 +153,21 @@ def test_a_decision_is_made_once_and_recorded_with_its_grounds(store: lf.EventSt
         await ctx.suspend("go")
         return way
 
-    async def main() -> None:
-        async with runtime(store, flow) as rt:
-            handle = await rt.start(flow)
-            await handle.rest()
-            await rt.resume(handle.execution_id, "go")
-            assert await handle.result() == "rail"
-            recorded = [e for e in await store.read(handle.execution_id) if e.event_type == "DECISION_RECORDED"]
-            assert [event.payload for event in recorded] == [
-                {
-                    "id": "route",
-                    "choice": "rail",
-                    "context": {"kg": 900},
-                    "alternatives": ["rail", "road"],
-                    "policy": {"id": "p", "version": "2", "propensity": 0.25},
-                }
-            ]
-
-    run(main())
+    async with open_store() as store, runtime(store, flow) as rt:
+        handle = await rt.start(flow)
+        await handle.rest()
+        await rt.resume(handle.execution_id, "go")
+        assert await handle.result() == "rail"
+        recorded = [e for e in await store.read(handle.execution_id) if e.event_type == "DECISION_RECORDED"]
+        assert [event.payload for event in recorded] == [
+            {
+                "id": "route",
+                "choice": "rail",
+                "context": {"kg": 900},
+                "alternatives": ["rail", "road"],
+                "policy": {"id": "p", "version": "2", "propensity": 0.25},
+            }
+        ]
     assert made == [{"kg": 900}]
 
 
@@ -191,7 +177,7 @@ class Declined(Exception):
         self.code = code
 
 
-def test_a_declared_failure_is_the_same_exception_on_every_run(store: lf.EventStore) -> None:
+async def test_a_declared_failure_is_the_same_exception_on_every_run(open_store: OpenStore) -> None:
     """F33."""
     seen: list[tuple[str, int, str]] = []
     calls: list[int] = []
@@ -209,19 +195,16 @@ def test_a_declared_failure_is_the_same_exception_on_every_run(store: lf.EventSt
             seen.append((type(error).__name__, error.code, str(error)))
         await ctx.suspend("go")
 
-    async def main() -> None:
-        async with runtime(store, flow) as rt:
-            handle = await rt.start(flow)
-            await handle.rest()
-            await rt.resume(handle.execution_id, "go")
-            await handle.result()
-
-    run(main())
+    async with open_store() as store, runtime(store, flow) as rt:
+        handle = await rt.start(flow)
+        await handle.rest()
+        await rt.resume(handle.execution_id, "go")
+        await handle.result()
     assert seen == [("Declined", 7, "7: x")] * 2
     assert calls == [1]
 
 
-def test_an_undeclared_failure_is_recorded_and_the_step_runs_again(store: lf.EventStore) -> None:
+async def test_an_undeclared_failure_is_recorded_and_the_step_runs_again(open_store: OpenStore) -> None:
     calls: list[int] = []
 
     @lf.step
@@ -241,41 +224,35 @@ def test_an_undeclared_failure_is_recorded_and_the_step_runs_again(store: lf.Eve
         await ctx.suspend("go")
         return outcome
 
-    async def main() -> None:
-        async with runtime(store, flow) as rt:
-            handle = await rt.start(flow)
-            await handle.rest()
-            await rt.resume(handle.execution_id, "go")
-            assert await handle.result() == "fine"
-            events = await store.read(handle.execution_id)
-            assert [e.payload["attempt"] for e in events if e.event_type == "STEP_STARTED"] == [1, 2]
-            # The first increment followed an outcome that a re-run does not serve: it must not absorb the second.
-            assert [kind for kind in kinds(events) if kind.startswith("SURFACE")] == [
-                "SURFACE_PATCH",
-                "SURFACE_PATCH*",
-            ]
-
-    run(main())
+    async with open_store() as store, runtime(store, flow) as rt:
+        handle = await rt.start(flow)
+        await handle.rest()
+        await rt.resume(handle.execution_id, "go")
+        assert await handle.result() == "fine"
+        events = await store.read(handle.execution_id)
+        assert [e.payload["attempt"] for e in events if e.event_type == "STEP_STARTED"] == [1, 2]
+        # The first increment followed an outcome that a re-run does not serve: it must not absorb the second.
+        assert [kind for kind in kinds(events) if kind.startswith("SURFACE")] == [
+            "SURFACE_PATCH",
+            "SURFACE_PATCH*",
+        ]
 
 
-def test_a_flow_that_raises_ends_failed_with_the_error_as_data(store: lf.EventStore) -> None:
+async def test_a_flow_that_raises_ends_failed_with_the_error_as_data(open_store: OpenStore) -> None:
     @lf.flow
     async def flow(ctx: lf.WorkflowContext, input: Any) -> None:
         raise ValueError("no good")
 
-    async def main() -> None:
-        async with runtime(store) as rt:
-            handle = await rt.start(flow)
-            with pytest.raises(lf.ExecutionFailedError, match="ValueError: no good"):
-                await handle.result()
-            state = await rt.load_state(handle.execution_id)
-            assert state is not None
-            assert state.error == {"type": "ValueError", "message": "no good", "data": {"args": ["no good"]}}
-
-    run(main())
+    async with open_store() as store, runtime(store) as rt:
+        handle = await rt.start(flow)
+        with pytest.raises(lf.ExecutionFailedError, match="ValueError: no good"):
+            await handle.result()
+        state = await rt.load_state(handle.execution_id)
+        assert state is not None
+        assert state.error == {"type": "ValueError", "message": "no good", "data": {"args": ["no good"]}}
 
 
-def test_emits_inside_an_effect_are_logged_for_each_attempt_and_never_served(store: lf.EventStore) -> None:
+async def test_emits_inside_an_effect_are_logged_for_each_attempt_and_never_served(open_store: OpenStore) -> None:
     """F03."""
 
     @lf.step
@@ -290,19 +267,16 @@ def test_emits_inside_an_effect_are_logged_for_each_attempt_and_never_served(sto
         ctx.emit("inside", {"attempt": 1})
         return thread
 
-    async def main() -> None:
-        async with runtime(store, flow) as rt:
-            handle = await rt.start(flow)
-            await handle.rest()
-            await rt.resume(handle.execution_id, "go")
-            assert await handle.result() != threading.get_ident()
-            events = await store.read(handle.execution_id)
-            assert [kind for kind in kinds(events) if kind.startswith("inside")] == ["inside", "inside*"]
-
-    run(main())
+    async with open_store() as store, runtime(store, flow) as rt:
+        handle = await rt.start(flow)
+        await handle.rest()
+        await rt.resume(handle.execution_id, "go")
+        assert await handle.result() != threading.get_ident()
+        events = await store.read(handle.execution_id)
+        assert [kind for kind in kinds(events) if kind.startswith("inside")] == ["inside", "inside*"]
 
 
-def test_an_emit_of_the_flow_from_inside_an_effect_is_unstamped(store: lf.EventStore) -> None:
+async def test_an_emit_of_the_flow_from_inside_an_effect_is_unstamped(open_store: OpenStore) -> None:
     @lf.flow
     async def flow(ctx: lf.WorkflowContext, input: Any) -> None:
         def effect() -> None:
@@ -316,17 +290,14 @@ def test_an_emit_of_the_flow_from_inside_an_effect_is_unstamped(store: lf.EventS
         await ctx.decide("d", decider)
         ctx.emit("note", 3)
 
-    async def main() -> None:
-        async with runtime(store) as rt:
-            handle = await rt.start(flow)
-            await handle.result()
-            events = await store.read(handle.execution_id)
-            assert [kind for kind in kinds(events) if kind.startswith("note")] == ["note", "note", "note*"]
-
-    run(main())
+    async with open_store() as store, runtime(store) as rt:
+        handle = await rt.start(flow)
+        await handle.result()
+        events = await store.read(handle.execution_id)
+        assert [kind for kind in kinds(events) if kind.startswith("note")] == ["note", "note", "note*"]
 
 
-def test_a_step_sees_the_context_variables_of_its_flow(store: lf.EventStore) -> None:
+async def test_a_step_sees_the_context_variables_of_its_flow(open_store: OpenStore) -> None:
     """F36."""
     who: contextvars.ContextVar[str] = contextvars.ContextVar("who", default="nobody")
 
@@ -346,16 +317,13 @@ def test_a_step_sees_the_context_variables_of_its_flow(store: lf.EventStore) -> 
         await asyncio.sleep(0)
         return [await ctx.run(in_task), await ctx.run(in_thread), who.get()]
 
-    async def main() -> None:
-        async with runtime(store) as rt:
-            handles = [await rt.start(flow, f"flow-{n}") for n in range(50)]
-            for n, handle in enumerate(handles):
-                assert await handle.result() == [f"flow-{n}"] * 3
-
-    run(main())
+    async with open_store() as store, runtime(store) as rt:
+        handles = [await rt.start(flow, f"flow-{n}") for n in range(50)]
+        for n, handle in enumerate(handles):
+            assert await handle.result() == [f"flow-{n}"] * 3
 
 
-def test_an_exception_handler_of_the_flow_cannot_eat_a_suspension(store: lf.EventStore) -> None:
+async def test_an_exception_handler_of_the_flow_cannot_eat_a_suspension(open_store: OpenStore) -> None:
     @lf.flow
     async def flow(ctx: lf.WorkflowContext, input: Any) -> Any:
         try:
@@ -370,19 +338,16 @@ def test_an_exception_handler_of_the_flow_cannot_eat_a_suspension(store: lf.Even
         except BaseException:
             return "eaten"
 
-    async def main() -> None:
-        async with runtime(store, flow, greedy) as rt:
-            for definition in (flow, greedy):
-                handle = await rt.start(definition)
-                assert (await handle.rest()).status == "suspended"
-                await rt.resume(handle.execution_id, "go", "answer")
-                assert await handle.result() == "answer"
-
-    run(main())
+    async with open_store() as store, runtime(store, flow, greedy) as rt:
+        for definition in (flow, greedy):
+            handle = await rt.start(definition)
+            assert (await handle.rest()).status == "suspended"
+            await rt.resume(handle.execution_id, "go", "answer")
+            assert await handle.result() == "answer"
 
 
-def test_a_gate_in_a_task_group_parks_the_whole_flow_and_keeps_the_other_branchs_step(
-    store: lf.EventStore,
+async def test_a_gate_in_a_task_group_parks_the_whole_flow_and_keeps_the_other_branchs_step(
+    open_store: OpenStore,
 ) -> None:
     calls: list[str] = []
 
@@ -399,18 +364,15 @@ def test_a_gate_in_a_task_group_parks_the_whole_flow_and_keeps_the_other_branchs
             gate = group.create_task(ctx.suspend("go"))
         return [step.result(), gate.result()]
 
-    async def main() -> None:
-        async with runtime(store, flow) as rt:
-            handle = await rt.start(flow)
-            assert (await handle.rest()).status == "suspended"
-            await rt.resume(handle.execution_id, "go", "answer")
-            assert await handle.result() == ["slow", "answer"]
-
-    run(main())
+    async with open_store() as store, runtime(store, flow) as rt:
+        handle = await rt.start(flow)
+        assert (await handle.rest()).status == "suspended"
+        await rt.resume(handle.execution_id, "go", "answer")
+        assert await handle.result() == ["slow", "answer"]
     assert calls == ["slow"]
 
 
-def test_a_re_run_that_asks_another_question_is_refused_by_default(store: lf.EventStore) -> None:
+async def test_a_re_run_that_asks_another_question_is_refused_by_default(open_store: OpenStore) -> None:
     """F05."""
 
     @lf.step
@@ -425,18 +387,15 @@ def test_a_re_run_that_asks_another_question_is_refused_by_default(store: lf.Eve
         await ctx.suspend("go")
         return charged
 
-    async def main() -> None:
-        async with runtime(store, flow) as rt:
-            handle = await rt.start(flow)
-            await handle.rest()
-            await rt.resume(handle.execution_id, "go")
-            with pytest.raises(lf.ExecutionFailedError, match="DeterminismError"):
-                await handle.result()
-
-    run(main())
+    async with open_store() as store, runtime(store, flow) as rt:
+        handle = await rt.start(flow)
+        await handle.rest()
+        await rt.resume(handle.execution_id, "go")
+        with pytest.raises(lf.ExecutionFailedError, match="DeterminismError"):
+            await handle.result()
 
 
-def test_what_a_flow_may_not_emit_or_wait_for_is_refused_at_the_call(store: lf.EventStore) -> None:
+async def test_what_a_flow_may_not_emit_or_wait_for_is_refused_at_the_call(open_store: OpenStore) -> None:
     refusals: list[str] = []
 
     @lf.flow
@@ -454,16 +413,13 @@ def test_what_a_flow_may_not_emit_or_wait_for_is_refused_at_the_call(store: lf.E
         except lf.BadInputError as error:
             refusals.append(error.code)
 
-    async def main() -> None:
-        async with runtime(store) as rt:
-            await (await rt.start(flow)).result()
-
-    run(main())
+    async with open_store() as store, runtime(store) as rt:
+        await (await rt.start(flow)).result()
     expected = ["bad-input", "key-collision", "bad-input"]
     assert refusals == (expected if store.persists_json else ["bad-input", "bad-input"])
 
 
-def test_a_payload_without_json_form_is_kept_unstamped_by_the_memory_store() -> None:
+async def test_a_payload_without_json_form_is_kept_unstamped_by_the_memory_store() -> None:
     store = lf.MemoryEventStore()
     marker = object()
 
@@ -471,34 +427,28 @@ def test_a_payload_without_json_form_is_kept_unstamped_by_the_memory_store() -> 
     async def flow(ctx: lf.WorkflowContext, input: Any) -> None:
         ctx.emit("note", marker)
 
-    async def main() -> None:
-        async with runtime(store) as rt:
-            handle = await rt.start(flow)
-            await handle.result()
-            event = (await store.read(handle.execution_id))[1]
-            assert event.payload is marker
-            assert event.stamp is None
-
-    run(main())
+    async with runtime(store) as rt:
+        handle = await rt.start(flow)
+        await handle.result()
+        event = (await store.read(handle.execution_id))[1]
+        assert event.payload is marker
+        assert event.stamp is None
 
 
-def test_a_context_cannot_be_used_after_its_run(store: lf.EventStore) -> None:
+async def test_a_context_cannot_be_used_after_its_run(open_store: OpenStore) -> None:
     kept: list[lf.WorkflowContext] = []
 
     @lf.flow
     async def flow(ctx: lf.WorkflowContext, input: Any) -> None:
         kept.append(ctx)
 
-    async def main() -> None:
-        async with runtime(store) as rt:
-            await (await rt.start(flow)).result()
-            with pytest.raises(lf.RunOverError):
-                kept[0].emit("late")
-
-    run(main())
+    async with open_store() as store, runtime(store) as rt:
+        await (await rt.start(flow)).result()
+        with pytest.raises(lf.RunOverError):
+            kept[0].emit("late")
 
 
-def test_hooks_that_raise_change_nothing(store: lf.EventStore, caplog: pytest.LogCaptureFixture) -> None:
+async def test_hooks_that_raise_change_nothing(open_store: OpenStore, caplog: pytest.LogCaptureFixture) -> None:
     def broken(event: lf.Envelope) -> None:
         raise RuntimeError("hook")
 
@@ -507,9 +457,6 @@ def test_hooks_that_raise_change_nothing(store: lf.EventStore, caplog: pytest.Lo
         ctx.emit("note")
         return "done"
 
-    async def main() -> None:
-        async with runtime(store, on_event=broken, on_commit=broken, clock=StillClock()) as rt:
-            assert await (await rt.start(flow)).result() == "done"
-
-    run(main())
+    async with open_store() as store, runtime(store, on_event=broken, on_commit=broken, clock=StillClock()) as rt:
+        assert await (await rt.start(flow)).result() == "done"
     assert "a hook raised and was ignored" in caplog.text

@@ -65,6 +65,8 @@ _KERNEL = sys.modules[__name__]
 
 REVISION: Final = 1
 
+_MASK: Final = 2**64 - 1
+
 Row: TypeAlias = tuple[int, int, str | None, int | None, bytes | None]
 
 
@@ -425,11 +427,13 @@ def fold_events(state: State | None, events: Iterable[Envelope | Mapping[str, An
 def fold_rows(state: State | None, execution_id: str, rows: Iterable[Row]) -> State:
     """Fold `(sequence, kind, subject, stamp, body)` rows, as a store keeps them, onto a state.
 
-    A row of an inert kind (see `loomfast._events`) or with a stamp needs no body. Otherwise as `fold_events`.
+    A row of an inert kind (see `loomfast._events`) or with a stamp needs neither subject nor body. A stamp may
+    be given as the signed 64-bit integer that databases keep. Otherwise as `fold_events`.
     """
     fold = _Pass(state)
     for sequence, kind, subject, stamp, body in rows:
-        fold.apply(execution_id, sequence, kind, subject, stamp, body)
+        digest = None if stamp is None else stamp & _MASK
+        fold.apply(execution_id, sequence, kind, subject, digest, body)
     return fold.result()
 
 
