@@ -20,9 +20,11 @@ from loomfast.examples.migration_guard import create_sample, migration_guard
 
 async def change(args: argparse.Namespace) -> None:
     """Start the flow on one change, and say where it came to rest."""
-    order = {"database": os.path.abspath(args.database)}
-    order |= {name: getattr(args, name) for name in ("table", "action", "column", "type")}
-    async with await SqliteEventStore.open(args.database + ".loom") as store, WorkflowRuntime(store) as runtime:
+    order = {name: getattr(args, name) for name in ("database", "table", "action", "column", "type")}
+    async with (
+        await SqliteEventStore.open(args.database + ".loom") as store,
+        WorkflowRuntime(store) as runtime,
+    ):
         await report(await runtime.start(migration_guard, order), args.database)
 
 
@@ -58,7 +60,7 @@ def main() -> None:
     reply = commands.add_parser("answer", help="answer a change that waits")
     reply.set_defaults(run=answer)
     for command in (sample, start, reply):
-        command.add_argument("database")
+        command.add_argument("database", type=os.path.abspath)
     start.add_argument("table")
     start.add_argument("action", choices=("add", "drop"))
     start.add_argument("column")

@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run `loomfast`. Exits 0, 1 when something did not hold, 2 for bad input, 141 when the reader went away."""
+    """Run `loomfast`. Exits 0; 1 if something did not hold; 2 for bad input; 141 if its reader went away."""
     try:
         import click  # noqa: F401  # only to find out whether it is there
     except ModuleNotFoundError as error:

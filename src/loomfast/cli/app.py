@@ -35,11 +35,13 @@ class App(click.Group):
         except loomfast.LoomError as error:
             raise CommandError(str(error), error.hint) from error
         except OSError as error:
+            if error.filename is None:
+                _point_stdout_nowhere()  # it was a write: a full disk, say
             raise CommandError(f"{error.filename or 'input/output'}: {error.strerror or error}") from error
 
 
 def _point_stdout_nowhere() -> None:
-    """Keep the interpreter's own flush at exit from complaining about the pipe that is gone."""
+    """Keep the interpreter's own flush at exit from complaining about an output that cannot be written."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)

@@ -16,17 +16,26 @@ from loomfast.stores._sqlite_schema import APPLICATION_ID
 
 async def open_existing(path: str) -> loomfast.SqliteEventStore:
     """Open the database at `path`. Raises `CommandError` unless it is there and is loomfast's."""
-    if not os.path.exists(path):
-        raise CommandError(f"{path}: no such database")
+    _refuse_missing(path)
     _refuse_foreign(path)
     return await loomfast.SqliteEventStore.open(path)
 
 
 async def open_or_create(path: str) -> loomfast.SqliteEventStore:
     """Open the database at `path`, or make it there. Raises `CommandError` for a file of somebody else's."""
-    if os.path.exists(path) and (os.path.isdir(path) or os.path.getsize(path)):
+    if not _is_free(path):
         _refuse_foreign(path)
     return await loomfast.SqliteEventStore.open(path)
+
+
+def _refuse_missing(path: str) -> None:
+    if not os.path.exists(path):
+        raise CommandError(f"{path}: no such database")
+
+
+def _is_free(path: str) -> bool:
+    """Whether a database may be made at `path`: nothing is there, or an empty file."""
+    return not os.path.exists(path) or (os.path.isfile(path) and not os.path.getsize(path))
 
 
 def _refuse_foreign(path: str) -> None:

@@ -12,7 +12,7 @@ import secrets
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -81,7 +81,7 @@ async def _perform(log: Path, execution_id: str, shop: Path, notes: Path) -> Evi
 @asynccontextmanager
 async def _process(
     role: str, *paths: object
-) -> AsyncIterator[tuple[asyncio.subprocess.Process, Callable[[str], object]]]:
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, Callable[[str], Awaitable[None]]]]:
     """Start one of the demo's processes; it does not outlive the block."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,

@@ -1,7 +1,8 @@
 """The two processes of `loomfast demo`. Run by it: `python -m loomfast.cli.demo_process start|resume …`.
 
-Each one drives the flow on the log file and notes, in a file of its own, what only this process can know: which
-effect it began and which events it saw become durable. A note is one unbuffered write, so it outlives a SIGKILL.
+Each one drives the flow on the log file and notes, in another file, what only this process can know: which
+effects it began and which events it saw become durable. A note is one unbuffered write, so it outlives a
+SIGKILL.
 What must not be here: any judgement of whether the demo holds; that is for `demo_proof`, from the outside.
 """
 

@@ -1,7 +1,7 @@
-"""What `loomfast demo` claims, computed from what is there afterwards: the log, the processes' notes, the shop.
+"""What `loomfast demo` claims, computed from what is there afterwards: log, notes of the processes, shop.
 
-Nothing here runs a flow or knows how many events there ought to be, save the one number the demo is about: the
-sequence of the gate.
+Nothing here runs a flow or knows how many events there ought to be, save the one number the demo is about:
+the sequence of the gate.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Notes:
         """Read the notes of both processes."""
         notes = cls()
         for text in path.read_bytes().splitlines():
-            fact = loomfast.decode(text)
+            fact: Any = loomfast.decode(text)
             if "effect" in fact:
                 notes.effects.append((fact["effect"], fact["pid"]))
             else:
@@ -73,7 +73,10 @@ def _log(evidence: Evidence) -> list[Claim]:
             evidence.killed_by != 0 and parked,
             f"process 1 was killed with sequence {GATE_SEQUENCE}, its gate, durable",
         ),
-        Claim(kept and len(evidence.events) > len(evidence.at_the_kill), "what it had written was kept as it was"),
+        Claim(
+            kept and len(evidence.events) > len(evidence.at_the_kill),
+            "what it had written was kept as it was",
+        ),
         Claim(
             state.status == "completed" and state.output["outcome"] == "applied",
             f"process 2 completed it: the log folds to {state.status!r} at sequence {state.sequence}",
@@ -98,7 +101,9 @@ def _effects(evidence: Evidence) -> list[Claim]:
 
 
 def _patches(evidence: Evidence) -> list[Claim]:
-    patches = Counter(loomfast.canonical(e.payload) for e in evidence.events if e.event_type == "SURFACE_PATCH")
+    patches = Counter(
+        loomfast.canonical(e.payload) for e in evidence.events if e.event_type == "SURFACE_PATCH"
+    )
     steps = {e.payload["key"] for e in evidence.events if e.event_type == "STEP_COMPLETED"}
     repeated = sum(count > 1 for count in patches.values())
     return [
@@ -142,7 +147,9 @@ def describe(event: loomfast.Envelope) -> str:
             return f"{payload['key']}"
         case "SURFACE_PATCH":
             value = payload["value"]
-            return f"{payload['path']} = {value}" if isinstance(value, str) else f"{payload['path']} = {{...}}"
+            return (
+                f"{payload['path']} = {value}" if isinstance(value, str) else f"{payload['path']} = {{...}}"
+            )
         case "EXECUTION_SUSPENDED":
             return f"waits for {payload['on']!r}"
         case "EXECUTION_RESUMED":

@@ -1,4 +1,4 @@
-"""`loomfast fold` and `loomfast digest`: the kernels as filters over JSON lines, for logs of any Loom kernel."""
+"""`loomfast fold` and `loomfast digest`: the kernels as filters over JSON lines, of any Loom kernel."""
 
 from __future__ import annotations
 

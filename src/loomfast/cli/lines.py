@@ -6,10 +6,9 @@ byte order mark some editors put in front. What the objects mean is for the comm
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
-
-import click
 
 import loomfast
 from loomfast.cli.output import CommandError
@@ -30,9 +29,9 @@ class Line(NamedTuple):
 
 
 def read_lines(path: str) -> Iterator[Line]:
-    """Yield the objects of a file, or of stdin for `-`. Raises `CommandError` naming file, line and reason."""
+    """Yield the objects of a file, or of stdin for `-`. Raises `CommandError` with file, line and reason."""
     if path == "-":
-        yield from _parse("<stdin>", click.get_binary_stream("stdin"))
+        yield from _parse("<stdin>", sys.stdin.buffer)
     else:
         with open(path, "rb") as file:
             yield from _parse(path, file)

@@ -53,13 +53,13 @@ def import_log(db: str, file: str) -> None:
         logs.setdefault(event.execution_id, []).append((line, event))
     if not logs:
         raise CommandError(f"{file}: holds no event")
+    if not os.path.exists(db):
+        for entries in logs.values():
+            _check(None, entries)  # before the file is made
     asyncio.run(_import(db, logs))
 
 
 async def _import(db: str, logs: dict[str, list[Entry]]) -> None:
-    if not os.path.exists(db):
-        for entries in logs.values():
-            _check(None, entries)
     async with await open_or_create(db) as store:
         for execution_id, entries in logs.items():
             _check(await store.fold(execution_id), entries)
@@ -69,7 +69,7 @@ async def _import(db: str, logs: dict[str, list[Entry]]) -> None:
 
 
 def _check(state: loomfast.State | None, entries: list[Entry]) -> None:
-    """Fold a log onto what the store holds of it. Raises `CommandError` for the first event that does not fit."""
+    """Fold a log onto what the store holds of it. Raises `CommandError` for the first event not to fit."""
     for line, event in entries:
         if state is not None and event.sequence <= state.sequence:
             raise line.bad(f"execution {event.execution_id!a} has sequence {event.sequence} already")

@@ -54,7 +54,7 @@ class Whole:
     ) -> None:
         with self._held:
             if exc_type is None:
-                stdout = click.get_binary_stream("stdout")
+                stdout = sys.stdout.buffer
                 self._held.seek(0)
                 shutil.copyfileobj(self._held, stdout)
                 stdout.flush()
