@@ -42,8 +42,6 @@ MAX_DEPTH = 256
 # One step of a path: a member's name, an element's index, or None for "some member of a set".
 Step = str | int | None
 
-PLAIN = frozenset({str, int, float, bool, type(None), list, tuple, dict})
-
 # The name a type was given: a metaclass cannot lie about it, nor raise.
 _name_of_type = type.__dict__["__name__"].__get__
 
@@ -72,6 +70,24 @@ class Refusal(Exception):
         """Return the error to raise for the value at `steps`."""
         where = [*steps, self.name] if self.name is not None else steps
         return self.error(path_text(where), self.type_name, self.reason)
+
+
+def is_plain(value: object) -> bool:
+    """True if `value` is of exactly one of the plain types.
+
+    Types are compared by identity: a metaclass can make hashing or comparing its classes raise.
+    """
+    kind = type(value)
+    return (
+        kind is str
+        or kind is int
+        or value is None
+        or kind is float
+        or kind is bool
+        or kind is list
+        or kind is dict
+        or kind is tuple
+    )
 
 
 def type_name(value: object) -> str:
@@ -146,7 +162,7 @@ def dict_members(value: dict[Any, Any]) -> Members:
         raise _failed(value, error) from error
 
 
-def _name(key: object) -> str:
+def _name(key: Any) -> str:
     """Return the JSON name of `key`: as the stdlib's `json` writes it, subclasses by their base value."""
     original = key
     for _ in range(MAX_DEPTH):
@@ -154,15 +170,15 @@ def _name(key: object) -> str:
         if key is None:
             return "null"
         if kind is str:
-            return joined(key)  # type: ignore[arg-type]  # `kind is` does not narrow `object`
+            return joined(key)
         if kind is bool:
             return "true" if key else "false"
         if kind is int:
-            return _digits.text(key)  # type: ignore[arg-type]  # as above
+            return _digits.text(key)
         if kind is float:
-            return _float_name(key)  # type: ignore[arg-type]  # as above
+            return _float_name(key)
         if issubclass(kind, Enum):
-            key = key.value  # type: ignore[attr-defined]  # an Enum member has it
+            key = key.value
         elif issubclass(kind, (str, int, float)):
             key = _base(kind, key)
         elif _is_numpy_scalar(kind):
@@ -189,7 +205,7 @@ def resolve(value: object) -> object:
     try:
         for _ in range(MAX_DEPTH):
             value = plain(value)
-            if type(value) in PLAIN or type(value) is Members or type(value) is Bag:
+            if is_plain(value) or type(value) is Members or type(value) is Bag:
                 return value
     except Refusal:
         raise
@@ -203,38 +219,38 @@ def _failed(value: object, error: Exception) -> Refusal:
     return Refusal(UnsupportedTypeError, value, f"converting a {name} raised {type_name(error)}")
 
 
-def plain(value: object) -> object:
+def plain(value: Any) -> object:
     """Turn one value that is not plain JSON into something one step plainer, or raise `Refusal`.
 
-    Types are asked, never instances: an attribute or `__class__` that an instance makes up counts for nothing.
+    Types are asked, never instances: what an instance makes up (`__class__`, attributes) counts for nothing.
     """
     kind = type(value)
-    exact = _EXACT.get(kind)
-    if exact is not None:
-        return exact(value)
+    for base, convert in _BASES:
+        if kind is base:
+            return convert(value)
     hook = getattr(kind, "__json__", None)
     if hook is not None:
         return hook(value)
     if issubclass(kind, Enum):
-        return value.value  # type: ignore[attr-defined]  # an Enum member has it
+        return value.value
     if issubclass(kind, (str, int, float)):
         return _base(kind, value)
     model = getattr(sys.modules.get("pydantic.main"), "BaseModel", None)
     if model is not None and issubclass(kind, model):
-        return value.model_dump(mode="json")  # type: ignore[attr-defined]  # a pydantic model has it
+        return value.model_dump(mode="json")
     msgspec = sys.modules.get("msgspec")
     struct = getattr(msgspec, "Struct", None)
     if struct is not None and issubclass(kind, struct):
         return msgspec.to_builtins(value)  # type: ignore[union-attr]  # it has Struct, so it is there
     if hasattr(kind, "__dataclass_fields__"):
-        return members((field.name, getattr(value, field.name)) for field in fields(value))  # type: ignore[arg-type]
+        return members((field.name, getattr(value, field.name)) for field in fields(value))
     if issubclass(kind, Mapping):
-        return members(value.items())  # type: ignore[attr-defined]  # a Mapping has it
+        return members(value.items())
     # Sequences and sets are read from their own storage, so that an overridden __iter__ cannot run for ever.
     if issubclass(kind, tuple):
-        return tuple.__getitem__(value, slice(None))  # type: ignore[arg-type]  # issubclass of kind narrows nothing
+        return tuple.__getitem__(value, slice(None))
     if issubclass(kind, list):
-        return list.__getitem__(value, slice(None))  # type: ignore[arg-type]  # as above
+        return list.__getitem__(value, slice(None))
     for base, convert in _BASES:
         if issubclass(kind, base):
             return convert(value)
@@ -283,5 +299,3 @@ _BASES: tuple[tuple[type, Any], ...] = (
     (UUID, str),
     (Decimal, str),
 )
-# The same types, exact: no hook can be on them, so the rest need not be asked.
-_EXACT: dict[type, Any] = dict(_BASES)

@@ -65,7 +65,9 @@ def _check_known_answers(kernels: dict[str, ModuleType]) -> None:
         if not holds
     ]
     if wrong:
-        raise StaleKernelError(f"kernel {wrong[0]} ({digest.__name__}) gives a wrong answer to a known question")
+        raise StaleKernelError(
+            f"kernel {wrong[0]} ({digest.__name__}) gives a wrong answer to a known question"
+        )
 
 
 def _choose() -> tuple[str, dict[str, ModuleType]]:

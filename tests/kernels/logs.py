@@ -57,7 +57,9 @@ class _LogMaker:
     def emit(self) -> None:
         # Few distinct digests, some of them sharing a leaf, so that counts and collisions of place occur.
         digest = f"{self.rng.randrange(40) * 0x1001001001001:016x}"
-        self.add(self.rng.choice(["note", "STREAM_CHUNK"]), {"channel": "c", "chunk": 1}, {"flowEmit": digest})
+        self.add(
+            self.rng.choice(["note", "STREAM_CHUNK"]), {"channel": "c", "chunk": 1}, {"flowEmit": digest}
+        )
 
     def note(self) -> None:
         self.add(self.rng.choice(["note", "go"]), self.value(), self.rng.choice([None, {"fence": 3, "x": 1}]))

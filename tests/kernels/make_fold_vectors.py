@@ -83,7 +83,8 @@ VECTORS: list[Json] = [
     {
         "name": "a completed step keeps its start and its output",
         "events": log(
-            step_started("charge"), ("STEP_COMPLETED", {"key": "charge", "output": {"z": 1.5, "a": [None, "é"]}})
+            step_started("charge"),
+            ("STEP_COMPLETED", {"key": "charge", "output": {"z": 1.5, "a": [None, "é"]}}),
         ),
         "state": state(
             2,
@@ -345,7 +346,12 @@ VECTORS: list[Json] = [
             (
                 "note",
                 None,
-                {"fence": 7, "computeTarget": "gpu", "forkOf": {"executionId": "e0", "sequence": 4}, "flowEmit": D2},
+                {
+                    "fence": 7,
+                    "computeTarget": "gpu",
+                    "forkOf": {"executionId": "e0", "sequence": 4},
+                    "flowEmit": D2,
+                },
             ),
         ),
         "state": state(1, flow_emits=trie({D2: 1})),

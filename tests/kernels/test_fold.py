@@ -90,11 +90,13 @@ def test_rows_without_the_bodies_nobody_needs_fold_like_events(fold_kernel: Modu
 @pytest.mark.parametrize("seed", SEEDS)
 def test_both_kernels_write_the_same_and_read_each_other(kernels: dict[str, ModuleType], seed: int) -> None:
     log = random_log(seed)
-    pure, native = (fold(kernels[name], log) for name in ("pure", "native"))
-    assert pure.to_json() == native.to_json()
-    assert list(pure.to_json()) == list(native.to_json())
-    assert kernels["native"].State.from_json(pure.to_json()) == native
-    assert kernels["pure"].State.from_json(native.to_json()) == pure
+    states = {name: fold(kernel, log) for name, kernel in kernels.items()}
+    written = {name: state.to_json() for name, state in states.items()}
+    for name, kernel in kernels.items():
+        for other in written.values():
+            assert list(other) == list(written[name])
+            assert other == written[name]
+            assert kernel.State.from_json(other) == states[name]
 
 
 def test_events_may_be_given_in_their_wire_form(fold_kernel: ModuleType) -> None:
@@ -130,7 +132,13 @@ def test_a_failure_is_served_only_when_typed(fold_kernel: ModuleType) -> None:
 
 
 GATED = VECTORS["a resumption passes the gate"]["events"]
-FULL = [*GATED, *({**event, "sequence": 4, "id": "exec-1-4"} for event in VECTORS["a completion ends the execution"]["events"][1:])]
+FULL = [
+    *GATED,
+    *(
+        {**event, "sequence": 4, "id": "exec-1-4"}
+        for event in VECTORS["a completion ends the execution"]["events"][1:]
+    ),
+]
 
 
 def changed(place: int, path: str, value: Any = ...) -> list[dict[str, Any]]:
@@ -201,7 +209,7 @@ def test_both_kernels_refuse_in_the_same_words(kernels: dict[str, ModuleType], n
             fold(kernel, MALFORMED[name][0])
         error = caught.value
         seen.append((str(error), error.execution_id, error.sequence, error.field, error.reason))
-    assert seen[0] == seen[1]
+    assert len(set(seen)) == 1
 
 
 def test_a_refused_event_leaves_the_state_as_it_was(fold_kernel: ModuleType) -> None:
@@ -251,7 +259,13 @@ def test_an_envelope_keeps_everything_it_was_made_of(fold_kernel: ModuleType) ->
     event = fold_kernel.Envelope.make(
         "e", 4, "note", {"b": -0.0, "a": "\ud800"}, 9, {"x": 1, "fence": 2, "flowEmit": "00000000000000ff"}
     )
-    assert (event.id, event.kind, event.subject, event.stamp, event.fence) == ("e-4", ev.DOMAIN, "note", 255, 2)
+    assert (event.id, event.kind, event.subject, event.stamp, event.fence) == (
+        "e-4",
+        ev.DOMAIN,
+        "note",
+        255,
+        2,
+    )
     assert event.body == b'{"b":-0.0,"a":"\\ud800"}'
     assert event.metadata == {"x": 1, "fence": 2, "flowEmit": "00000000000000ff"}
     assert event == fold_kernel.Envelope.from_json(event.to_json())

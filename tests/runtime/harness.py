@@ -47,7 +47,9 @@ class ScriptedStore(lf.MemoryEventStore):
     function raises is raised. `appends` records what each append was asked to write, and how.
     """
 
-    def __init__(self, script: dict[int, Exception | Callable[[Sequence[lf.Envelope]], Any]] | None = None) -> None:
+    def __init__(
+        self, script: dict[int, Exception | Callable[[Sequence[lf.Envelope]], Any]] | None = None
+    ) -> None:
         super().__init__()
         self.script = script or {}
         self.appends: list[tuple[str, list[str]]] = []

@@ -252,7 +252,9 @@ async def test_a_flow_that_raises_ends_failed_with_the_error_as_data(open_store:
         assert state.error == {"type": "ValueError", "message": "no good", "data": {"args": ["no good"]}}
 
 
-async def test_emits_inside_an_effect_are_logged_for_each_attempt_and_never_served(open_store: OpenStore) -> None:
+async def test_emits_inside_an_effect_are_logged_for_each_attempt_and_never_served(
+    open_store: OpenStore,
+) -> None:
     """F03."""
 
     @lf.step
@@ -448,7 +450,9 @@ async def test_a_context_cannot_be_used_after_its_run(open_store: OpenStore) -> 
             kept[0].emit("late")
 
 
-async def test_hooks_that_raise_change_nothing(open_store: OpenStore, caplog: pytest.LogCaptureFixture) -> None:
+async def test_hooks_that_raise_change_nothing(
+    open_store: OpenStore, caplog: pytest.LogCaptureFixture
+) -> None:
     def broken(event: lf.Envelope) -> None:
         raise RuntimeError("hook")
 
@@ -457,6 +461,9 @@ async def test_hooks_that_raise_change_nothing(open_store: OpenStore, caplog: py
         ctx.emit("note")
         return "done"
 
-    async with open_store() as store, runtime(store, on_event=broken, on_commit=broken, clock=StillClock()) as rt:
+    async with (
+        open_store() as store,
+        runtime(store, on_event=broken, on_commit=broken, clock=StillClock()) as rt,
+    ):
         assert await (await rt.start(flow)).result() == "done"
     assert "a hook raised and was ignored" in caplog.text

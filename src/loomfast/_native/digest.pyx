@@ -1,28 +1,28 @@
 """The digest kernel, compiled: same names, parameters, texts, digests and errors as `_pure.digest`.
 
-Here: the walk over Python values. The characters it writes are in digest_text.h, which types have a JSON form
-is in `_jsonform`, exact reading is in `_jsontext`.
+Here: the walk over Python values. The characters it writes are in the digest_*.h beside it, which types
+have a JSON form is in `_jsonform`, exact reading is in `_jsontext`.
 
 How the walk differs from the pure one, which is its specification:
 
-- Texts stream into two growing buffers, canonical and persisted, of which a call may want one or both. Members
-  are written in the container's own order. When an object closes and its names were not in UTF-16 order, the
-  spans of its members are sorted and moved within the canonical buffer:
+- Texts stream into two growing buffers, canonical and persisted, of which a call may want one or both.
+  Members are written in the container's own order. When an object closes and its names were not in UTF-16
+  order, the spans of its members are sorted and moved within the canonical buffer:
 
       {"b":1,"a":{"d":2,"c":3}}      the inner object closes: its spans swap
       {"b":1,"a":{"c":3,"d":2}}      the outer one closes: its spans swap
       {"a":{"c":3,"d":2},"b":1}
 
-  A set is an array whose spans are sorted by their canonical bytes, in both buffers; inside a set the canonical
-  buffer is therefore written even when the caller wants the persisted text alone.
+  A set is an array whose spans are sorted by their canonical bytes, in both buffers; inside a set the
+  canonical buffer is therefore written even when the caller wants the persisted text alone.
 
 - Lists are read in place, and dicts from borrowed references to their members, which is safe as long as no
   Python code can run. Before any does (a conversion, the digits of a huge integer), `freeze` puts a copy in
   place of each open list and dict. Up to then nothing can have changed, so the answer is the same as if each
   had been copied on entry.
 
-- The frames, spans and buffers are one block, reused from call to call. A call takes it out; a conversion hook
-  that calls back into this module finds none and makes its own.
+- The frames, spans and buffers are one block, reused from call to call. A call takes it out; a conversion
+  hook that calls back into this module finds none and makes its own.
 
 FNV-1a runs over the finished bytes in 64-bit arithmetic. The record's four limbs exist for languages without
 64-bit integers; in C they cost several times the one multiplication per byte that is the floor, for the same
@@ -34,7 +34,6 @@ Invariant: every PyObject* in a frame or a span is a strong reference, released 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree, PyMem_RawRealloc
 from libc.stdint cimport int64_t, uint8_t, uint64_t
-from libc.string cimport memcpy
 
 from time import perf_counter as _perf_counter
 
@@ -70,14 +69,35 @@ cdef extern from "Python.h":
     long long PyLong_AsLongLongAndOverflow(PyObject *, int *)
     double PyLong_AsDouble(PyObject *) except? -1.0
 
-cdef extern from "digest_text.h":
+cdef extern from "digest_buffer.h":
     ctypedef struct lf_buffer:
         uint8_t *data
         size_t size
         size_t room
+    uint64_t lf_fnv(const uint8_t *, size_t)
+    uint64_t lf_fnv_limbs(const uint8_t *, size_t)
+    uint64_t lf_chain(const uint8_t *, size_t, size_t)
+    int lf_put(lf_buffer *, const uint8_t *, size_t)
+    int lf_put_long(lf_buffer *, const void *, size_t)
+    int lf_put_word(lf_buffer *, const char *, size_t)
+    int lf_put_byte(lf_buffer *, uint8_t)
+
+cdef extern from "digest_string.h":
+    int lf_text(lf_buffer *, PyObject *)
+    int lf_name(lf_buffer *, PyObject *, int, int *)
+    bint lf_has_pair(PyObject *)
+    bint lf_plain_to_read(const uint8_t *, size_t, int)
+
+cdef extern from "digest_number.h":
     ctypedef struct lf_power:
         uint64_t high
         uint64_t low
+    const int LF_POWER_LOW, LF_POWER_HIGH
+    lf_power *lf_powers
+    int lf_int(lf_buffer *, int64_t)
+    int lf_float(lf_buffer *, lf_buffer *, double)
+
+cdef extern from "digest_order.h":
     ctypedef struct lf_named:
         uint64_t prefix
         size_t size
@@ -93,27 +113,11 @@ cdef extern from "digest_text.h":
         size_t start
         size_t end
         lf_of of
-    const int LF_POWER_LOW, LF_POWER_HIGH
-    lf_power *lf_powers
-    uint64_t lf_fnv(const uint8_t *, size_t)
-    uint64_t lf_fnv_limbs(const uint8_t *, size_t)
-    uint64_t lf_chain(const uint8_t *, size_t, size_t)
-    int lf_room(lf_buffer *, size_t)
-    int lf_put(lf_buffer *, const uint8_t *, size_t)
-    int lf_put_long(lf_buffer *, const void *, size_t)
-    int lf_put_word(lf_buffer *, const char *, size_t)
-    int lf_put_byte(lf_buffer *, uint8_t)
-    int lf_text(lf_buffer *, PyObject *)
-    int lf_name(lf_buffer *, PyObject *, int, int *)
-    bint lf_has_pair(PyObject *)
-    int lf_int(lf_buffer *, int64_t)
-    int lf_float(lf_buffer *, lf_buffer *, double)
     void lf_span_name(lf_span *, const uint8_t *, PyObject *, int)
     int lf_compare_names(const uint8_t *, const lf_span *, const lf_span *)
     void lf_sort_names(const uint8_t *, lf_span *, size_t)
     int lf_reorder(lf_buffer *, lf_buffer *, size_t, const lf_span *, size_t, int)
     int lf_sort_set(lf_buffer *, lf_buffer *, lf_buffer *, size_t, size_t, lf_span *, size_t)
-    bint lf_plain_to_read(const uint8_t *, size_t, int)
 
 REVISION = 1
 
@@ -441,8 +445,10 @@ cdef int grow_entries(Walk *walk, size_t more) except -1:
 
 
 cdef inline int list_entries(Walk *walk, PyObject *value) except -1:
-    """Append names and values of an exact dict, borrowed, to the entries; return 0, with nothing appended, if a
-    key is not exact text or is text that JSON cannot tell from another."""
+    """Append names and values of an exact dict, borrowed, to the entries.
+
+    Return 0, with nothing appended, if a key is not exact text or is text that JSON cannot tell from another.
+    """
     cdef Py_ssize_t at = 0
     cdef size_t count = walk.entry_count
     cdef size_t more = 2 * <size_t>PyDict_GET_SIZE(value)
@@ -568,7 +574,7 @@ cdef inline int put_name(Walk *walk, Frame *frame, PyObject *name) except -1:
 
 
 cdef inline PyObject *next_value(Walk *walk, Frame *frame) except? NULL:
-    """Return the next value of the frame, borrowed, with all that stands before it written; NULL at the end."""
+    """Write what stands before the next value of the frame; return that, borrowed, or NULL at the end."""
     cdef PyObject *value
     if frame.kind == IN_DICT:
         if frame.at >= frame.size:
@@ -710,7 +716,7 @@ def decode(data):
 
 
 cdef int run_emit(Walk *walk, object segment, object event_type, object payload) except -1:
-    """Write `segment|[event_type,payload]` to the canonical buffer, and the payload to the other if wanted."""
+    """Write `segment|[event_type,payload]` to the canonical buffer, the payload to the other if wanted."""
     cdef bint want_kept = walk.want_kept
     if type(segment) is not int:
         if not issubclass(type(segment), int) or type(segment) is bool:
@@ -778,16 +784,17 @@ def format_digest(value):
 def parse_digest(text):
     """Return the integer that 16 lower-case hex digits spell. See `_pure.digest.parse_digest`."""
     cdef uint64_t value = 0
-    cdef Py_UCS4 char
+    cdef int char, at
     if not issubclass(type(text), str):
         raise BadInputError(f"a digest is 16 lower-case hex digits, not {_type_name(text)}")
     cdef str exact = str.__str__(text)
     if len(exact) == 16:
-        for char in exact:
-            if c"0" <= char <= c"9":
-                value = value << 4 | <uint64_t>(char - c"0")
-            elif c"a" <= char <= c"f":
-                value = value << 4 | <uint64_t>(char - c"a" + 10)
+        for at in range(16):
+            char = <int><Py_UCS4>exact[at]
+            if 48 <= char <= 57:  # 0 to 9
+                value = value << 4 | <uint64_t>(char - 48)
+            elif 97 <= char <= 102:  # a to f
+                value = value << 4 | <uint64_t>(char - 87)
             else:
                 break
         else:

@@ -31,12 +31,12 @@ from loomfast import _digits, _jsontext
 from loomfast._errors import BadInputError, JsonTextError
 from loomfast._jsonform import (
     MAX_DEPTH,
-    PLAIN,
     Bag,
     Members,
     Refusal,
     Step,
     dict_members,
+    is_plain,
     joined,
     resolve,
     too_deep,
@@ -49,7 +49,7 @@ _OFFSET = 0xCBF29CE484222325
 _PRIME = 0x100000001B3
 _MASK = 0xFFFFFFFFFFFFFFFF
 
-_CONTAINERS = frozenset({list, tuple, Bag, dict, Members})
+_CONTAINERS = (list, tuple, Bag, dict, Members)
 _ESCAPED = re.compile('[\x00-\x1f"\\\\\ud800-\udfff]')
 _SHORT = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 _HEX = re.compile("[0-9a-f]{16}")
@@ -96,7 +96,8 @@ def _octets(data: object) -> bytes:
 def canonical(value: object) -> bytes:
     """Return the canonical JSON of `value` (RFC 8785), in UTF-8.
 
-    Raises a `JsonFormError`: `UnsupportedTypeError`, `KeyCollisionError`, `CircularValueError`, `TooDeepError`.
+    Raises a `JsonFormError`: `UnsupportedTypeError`, `KeyCollisionError`, `CircularValueError` or
+    `TooDeepError`, with the path of what has no JSON form.
     """
     return _walk(value)[0].encode("utf-8")
 
@@ -109,14 +110,14 @@ def encode(value: object) -> bytes:
     return _walk(value)[1].encode("utf-8")
 
 
-def decode(data: object) -> object:
+def decode(data: Any) -> object:
     """Return the value that `data` (bytes-like, or str) spells in JSON; all lists and dicts are new.
 
     Integers of any size are exact and halves of surrogate pairs survive. Raises `JsonTextError` with the byte
     offset, `TooDeepError` below `MAX_DEPTH` levels.
     """
     if issubclass(type(data), str):
-        text = str.__str__(data)  # type: ignore[arg-type]  # issubclass of the type narrows nothing
+        text = str.__str__(data)
         try:
             return _jsontext.parse(text.encode("utf-8"))
         except UnicodeEncodeError as error:
@@ -163,7 +164,7 @@ def _walk(value: object) -> tuple[str, str]:
     frames: list[_Frame] = []
     while True:
         owner = value
-        if type(value) not in PLAIN:
+        if not is_plain(value):
             value = _located(resolve, value, frames)
         if type(value) in _CONTAINERS:
             if len(frames) == MAX_DEPTH:
@@ -285,7 +286,7 @@ def encode_digest(segment: int, event_type: str, payload: object) -> tuple[bytes
 
 
 def format_digest(value: int) -> str:
-    """Return `value` as 16 lower-case hex digits; raise `BadInputError` if it is no unsigned 64-bit integer."""
+    """Return `value` as 16 lower-case hex digits; raise `BadInputError` if it is no unsigned 64-bit one."""
     if not issubclass(type(value), int) or type(value) is bool:
         raise BadInputError(f"a digest is an integer, not {type_name(value)}")
     value = int.__int__(value)

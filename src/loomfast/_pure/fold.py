@@ -612,4 +612,3 @@ _STATE_FIELDS: Final = (
     "in_doubt",
     "emits",
 )
-

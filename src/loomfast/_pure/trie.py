@@ -204,7 +204,9 @@ def _checked_leaves(value: object) -> Iterator[tuple[int, int]]:
                     if digest & 0xFFF != first << 8 | second << 4 | third:
                         raise BadSnapshotError(field, f"digest {name} belongs to another leaf")
                     if type(count) is not int or not 1 <= count <= MAX_COUNT:
-                        raise BadSnapshotError(f"{field}.{name}", f"must be a whole number from 1 to {MAX_COUNT}")
+                        raise BadSnapshotError(
+                            f"{field}.{name}", f"must be a whole number from 1 to {MAX_COUNT}"
+                        )
                     yield digest, count
 
 

@@ -73,7 +73,9 @@ async def _confirm(store: EventStore, envelope: Envelope, error: Exception) -> N
         present = await store.read_range(envelope.execution_id, 0, 0)
     except Exception as unreadable:
         raise StorageWriteError(
-            envelope.execution_id, 0, f"{type(error).__name__}, and reading sequence 0 back failed: {unreadable}"
+            envelope.execution_id,
+            0,
+            f"{type(error).__name__}, and reading sequence 0 back failed: {unreadable}",
         ) from unreadable
     if present:
         raise ExecutionAlreadyExistsError(envelope.execution_id) from error

@@ -70,7 +70,9 @@ class WorkflowContext:
 
     # --- steps -----------------------------------------------------------------------------------
 
-    async def run(self, step: StepDefinition | Effect, input: object = None, *, key: str | None = None) -> Any:
+    async def run(
+        self, step: StepDefinition | Effect, input: object = None, *, key: str | None = None
+    ) -> Any:
         """Run a step once per execution and return its output in JSON form.
 
         Served from the log when it has completed, or failed through a declared class (which is then raised).

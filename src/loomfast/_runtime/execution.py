@@ -50,7 +50,14 @@ class DrivenExecution:
     def begin(self) -> asyncio.Task[None]:
         """Start driving; the task ends when the execution rests or the runtime closes."""
         self._task = asyncio.get_running_loop().create_task(self._drive())
+        # A task that is cancelled before its first step never enters `_drive`.
+        self._task.add_done_callback(lambda _: self._end())
         return self._task
+
+    def _end(self) -> None:
+        self.journal.closed = True
+        if not self.rest.done():
+            self.rest.set_exception(self.journal.failure or RuntimeClosedError(self.journal.execution_id))
 
     async def _drive(self) -> None:
         try:
@@ -60,17 +67,16 @@ class DrivenExecution:
                 # An answer may have been taken in while this run was still unwinding: then there is more to run.
                 if self.journal.state.status != RUNNING:
                     break
-        except StorageWriteError as error:
-            self.rest.set_exception(error)
+        except StorageWriteError:
+            pass  # `_end` passes it on
         except asyncio.CancelledError:
-            if not self.closing:
+            # A failed write cancels this task, wherever it waits; anybody else's cancel is passed on.
+            if self.journal.failure is None and not self.closing:
                 raise
         else:
             self.rest.set_result(self.journal.state)
         finally:
-            self.journal.closed = True
-            if not self.rest.done():
-                self.rest.set_exception(RuntimeClosedError(self.journal.execution_id))
+            self._end()
 
     async def _run(self) -> None:
         journal = self.journal

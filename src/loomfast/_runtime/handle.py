@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from loomfast._errors import ExecutionCancelledError, ExecutionFailedError
-from loomfast._events import CANCELLED, COMPLETED, FAILED
+from loomfast._events import CANCELLED, COMPLETED, FAILED, SUSPENDED
 from loomfast._kernels import State
 
 if TYPE_CHECKING:
     from loomfast._runtime.runtime import WorkflowRuntime
 
+ENDED = frozenset((COMPLETED, FAILED, CANCELLED))
+RESTING = ENDED | {SUSPENDED}
+
 
 class ExecutionHandle:
-    """Refers to one execution by its id. It holds nothing else: keeping one costs nothing."""
+    """Refers to one execution by its id.
 
-    __slots__ = ("_runtime", "execution_id")
+    A handle that `start`, `resume` or `recover` returned also remembers why the run it began could not go on, if
+    it could not; it keeps nothing else.
+    """
 
-    def __init__(self, runtime: WorkflowRuntime, execution_id: str) -> None:
+    __slots__ = ("_failure", "_runtime", "execution_id")
+
+    def __init__(
+        self, runtime: WorkflowRuntime, execution_id: str, rest: asyncio.Future[State] | None = None
+    ) -> None:
         self._runtime = runtime
         self.execution_id = execution_id
+        self._failure: BaseException | None = None
+        if rest is not None:
+            rest.add_done_callback(self._rested)
+
+    def _rested(self, rest: asyncio.Future[State]) -> None:
+        self._failure = rest.exception()
 
     async def rest(self) -> State:
         """Wait until the execution rests (suspended or ended) and return its durable state.
@@ -27,20 +43,22 @@ class ExecutionHandle:
         Raises `StorageWriteError` when it rests because a write failed, `UnknownExecutionError` when there is no
         such execution. Cancelling the wait does not touch the execution.
         """
-        return await self._runtime.wait_for(self.execution_id, lambda state: state.status != "running")
+        return await self._reach(RESTING)
 
     async def result(self) -> Any:
         """Wait until the execution has ended and return its output.
 
         Raises `ExecutionFailedError` or `ExecutionCancelledError` when it ended so; otherwise as `rest`.
         """
-        ended = (COMPLETED, FAILED, CANCELLED)
-        state = await self._runtime.wait_for(self.execution_id, lambda state: state.status in ended)
+        state = await self._reach(ENDED)
         if state.status == FAILED:
             raise ExecutionFailedError(self.execution_id, state.error)
         if state.status == CANCELLED:
             raise ExecutionCancelledError(self.execution_id, state.reason)
         return state.output
+
+    async def _reach(self, statuses: frozenset[str]) -> State:
+        return await self._runtime.wait_for(self.execution_id, statuses, lambda: self._failure)
 
     def __repr__(self) -> str:
         return f"<ExecutionHandle {self.execution_id}>"

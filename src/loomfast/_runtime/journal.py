@@ -230,7 +230,11 @@ class Room:
 
 def write_error(execution_id: str, sequence: int, error: Exception) -> StorageWriteError:
     """Return `error` as a `StorageWriteError` that names this execution and sequence."""
-    if isinstance(error, StorageWriteError) and error.execution_id == execution_id and error.sequence is not None:
+    if (
+        isinstance(error, StorageWriteError)
+        and error.execution_id == execution_id
+        and error.sequence is not None
+    ):
         return error
     failure = StorageWriteError(execution_id, sequence, f"{type(error).__name__}: {error}")
     failure.__cause__ = error

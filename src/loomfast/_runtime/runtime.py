@@ -7,7 +7,7 @@ not: how one run goes (execution, context), how a bootstrap becomes durable (boo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
@@ -128,8 +128,7 @@ class WorkflowRuntime:
             journal.adopt(envelope)
         else:
             journal.commit("EXECUTION_STARTED", body, extra=extra)
-        self._drive(definition, journal)
-        return ExecutionHandle(self, journal.execution_id)
+        return self._drive(definition, journal)
 
     # --- answering -------------------------------------------------------------------------------
 
@@ -161,11 +160,10 @@ class WorkflowRuntime:
         flow = self._flow_of(state)
         drafts = self._answer(flow, state, event_type, payload, correlation_key, gate)
         if live is None:
-            await self._answer_parked(flow, state, drafts)
-        else:
-            live.journal.commit_group(drafts)
-            await live.journal.drain()
-        return ExecutionHandle(self, execution_id)
+            return await self._answer_parked(flow, state, drafts)
+        live.journal.commit_group(drafts)
+        await live.journal.drain()
+        return ExecutionHandle(self, execution_id, live.rest)
 
     def _answer(
         self,
@@ -190,11 +188,15 @@ class WorkflowRuntime:
             raise refuse(f"the open gate is {pending.ordinal}, not {gate}")
         if pending.correlation_key != correlation_key:
             raise refuse(f"gate {pending.ordinal} has correlation key {pending.correlation_key!r}")
-        schema.check(flow.gates.get(event_type), payload, f"answer to gate {pending.ordinal} ({event_type!r})")
+        schema.check(
+            flow.gates.get(event_type), payload, f"answer to gate {pending.ordinal} ({event_type!r})"
+        )
         resumed = encode({"gate": pending.ordinal, "on": event_type})
         return Draft(event_type, encode(payload)), Draft("EXECUTION_RESUMED", resumed)
 
-    async def _answer_parked(self, flow: FlowDefinition, state: State, drafts: tuple[Draft, ...]) -> None:
+    async def _answer_parked(
+        self, flow: FlowDefinition, state: State, drafts: tuple[Draft, ...]
+    ) -> ExecutionHandle:
         journal = self._journal(state.execution_id, state=state)
         envelopes = [journal.envelope(draft, ahead=place) for place, draft in enumerate(drafts)]
         try:
@@ -207,11 +209,12 @@ class WorkflowRuntime:
             failure = write_error(state.execution_id, envelopes[0].sequence, error)
             call(self._hooks.on_storage_error, failure)
             raise failure from error
-        if self._live(state.execution_id) is not None:
-            return  # recovered here in the meantime, from a log that already held this answer
+        live = self._live(state.execution_id)
+        if live is not None:  # recovered here in the meantime, from a log that already held this answer
+            return ExecutionHandle(self, state.execution_id, live.rest)
         for envelope in envelopes:
             journal.adopt(envelope)
-        self._drive(flow, journal)
+        return self._drive(flow, journal)
 
     # --- recovering ------------------------------------------------------------------------------
 
@@ -222,11 +225,15 @@ class WorkflowRuntime:
         somebody does, the store's uniqueness lets one of the two go on.
         """
         self._check_open()
-        if self._live(execution_id) is None:
+        live = self._live(execution_id)
+        if live is None:
             state = await self._load(execution_id)
-            if state.status == RUNNING and self._live(execution_id) is None:
-                self._drive(self._flow_of(state), self._journal(execution_id, state=state))
-        return ExecutionHandle(self, execution_id)
+            live = self._live(execution_id)
+            if live is None:
+                if state.status != RUNNING:
+                    return ExecutionHandle(self, execution_id)
+                return self._drive(self._flow_of(state), self._journal(execution_id, state=state))
+        return ExecutionHandle(self, execution_id, live.rest)
 
     # --- looking ---------------------------------------------------------------------------------
 
@@ -238,11 +245,17 @@ class WorkflowRuntime:
         """Fold and return the durable state of an execution, or None if the store does not know it."""
         return await self.store.fold(execution_id)
 
-    async def wait_for(self, execution_id: str, reached: Callable[[State], bool]) -> State:
-        """Wait until the execution rests in a state that `reached` accepts, and return that state.
+    async def wait_for(
+        self,
+        execution_id: str,
+        statuses: Collection[str],
+        failure: Callable[[], BaseException | None] = lambda: None,
+    ) -> State:
+        """Wait until the execution has one of `statuses`, durably, and return its state.
 
-        An execution driven elsewhere is looked at every `POLL_S` seconds. Raises `UnknownExecutionError`, and
-        what keeps an execution driven here from resting: `StorageWriteError`, `RuntimeClosedError`.
+        An execution driven elsewhere is looked at every `POLL_S` seconds. Raises `UnknownExecutionError`, what
+        keeps an execution driven here from resting (`StorageWriteError`, `RuntimeClosedError`), and what
+        `failure` returns once nobody here drives the execution.
         """
         state: State | None = None
         while True:
@@ -253,10 +266,13 @@ class WorkflowRuntime:
                     state = await asyncio.shield(live.rest)
                 else:
                     state = await self.store.fold(execution_id, state)
+                if state is not None and state.status in statuses:
+                    return state
+                failed = failure()
+                if failed is not None and self._live(execution_id) is None:
+                    raise failed
                 if state is None:
                     raise UnknownExecutionError(execution_id)
-                if reached(state):
-                    return state
                 await self._until(watcher, POLL_S)
             finally:
                 self._unwatch(execution_id, watcher)
@@ -294,15 +310,13 @@ class WorkflowRuntime:
     def _journal(
         self, execution_id: str, *, state: State | None = None, fence: int | None = None
     ) -> ExecutionJournal:
-        return ExecutionJournal(
-            execution_id, self.store, self._clock, self._hooks, state=state, fence=fence
-        )
+        return ExecutionJournal(execution_id, self.store, self._clock, self._hooks, state=state, fence=fence)
 
     def _live(self, execution_id: str) -> DrivenExecution | None:
         live = self._driven.get(execution_id)
         return None if live is None or live.journal.closed else live
 
-    def _drive(self, flow: FlowDefinition, journal: ExecutionJournal) -> None:
+    def _drive(self, flow: FlowDefinition, journal: ExecutionJournal) -> ExecutionHandle:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(self._step_threads, thread_name_prefix="loomfast-step")
         live = DrivenExecution(
@@ -319,6 +333,7 @@ class WorkflowRuntime:
         for watcher in self._watchers.get(journal.execution_id, ()):
             if not watcher.done():
                 watcher.set_result(None)
+        return ExecutionHandle(self, journal.execution_id, live.rest)
 
     def _rested(self, task: asyncio.Task[None], live: DrivenExecution) -> None:
         self._tasks.discard(task)

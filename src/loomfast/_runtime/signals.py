@@ -18,4 +18,3 @@ class SuspendSignal(RunSignal):
 
 class AbortSignal(RunSignal):
     """A write of this run failed: nothing it does from here on can become durable."""
-

@@ -19,7 +19,7 @@ def interleaved(variants: Mapping[str, Callable[[], object]], rounds: int, numbe
 def interleaved_timers(
     timers: Mapping[str, Callable[[int], float]], rounds: int, number: int
 ) -> dict[str, float]:
-    """Do the same with functions that time `number` calls themselves and return the seconds of all of them."""
+    """Do the same with functions that time `number` calls themselves and return the seconds of all."""
     best = dict.fromkeys(timers, float("inf"))
     for _ in range(rounds):
         for name, timer in timers.items():

@@ -77,8 +77,8 @@ class SqliteEventStore(EventStore):
 
     async def append_batch(self, envelopes: Sequence[Envelope]) -> None:
         envelopes = tuple(envelopes)
+        self._check_usable(envelopes[0].execution_id if envelopes else None)
         if not envelopes:
-            self._check_usable(None)
             return
         refuse_unstorable(envelopes)
         await self._ask(self._writer, envelopes[0].execution_id, Append(envelopes))
@@ -108,6 +108,7 @@ class SqliteEventStore(EventStore):
         return page
 
     async def acquire_fence(self, execution_id: str) -> int:
+        self._check_usable(execution_id)
         token: int = await self._ask(self._writer, execution_id, AcquireFence(execution_id))
         return token
 
@@ -142,10 +143,10 @@ class SqliteEventStore(EventStore):
         return f"<SqliteEventStore {self._path}>"
 
     async def _read(self, execution_id: str | None, query: reader.Query) -> Any:
+        self._check_usable(execution_id)
         return await self._ask(self._reader, execution_id, reader.Read(execution_id, query))
 
     async def _ask(self, worker: Worker, execution_id: str | None, call: Call) -> Any:
-        self._check_usable(execution_id)
         if not worker.submit(call):
             raise StoreClosedError(execution_id, f"{self._path}: the store has been closed")
         return await call.answer()

@@ -4,9 +4,9 @@ What lives here: the migrations, the pragmas, taking the write lock. What must n
 
 One execution's log is one contiguous range of the `events` b-tree, because an event's id is its execution's
 number and its sequence in one integer (`number << 32 | sequence`): a replay reads pages in a row, and no
-sequence can exist twice. `position` is the commit order: it is counted in `counters` inside the write
+sequence can exist twice. `position` is the commit order: it counts on from the highest one inside the write
 transaction, and SQLite has one writer at a time over all processes, so positions become visible in order
-and without holes. The counters are never recomputed from what is stored, since a log's prefix may be cut.
+and without holes. Whoever cuts a log's prefix must leave its last event, which keeps the highest position.
 
 Text with a lone surrogate has no UTF-8 form. It is stored as a BLOB in the same column (see
 `_sqlite_rows.py`); `executions.odd_text` says that a log holds such text.
@@ -20,20 +20,18 @@ from __future__ import annotations
 import random
 import sqlite3
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from loomfast._errors import StorageError, StoreBusyError
+
+T = TypeVar("T")
 
 APPLICATION_ID: Final = 0x4C4F4F4D  # "LOOM"
 
 MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     (
-        """CREATE TABLE counters (
-            name TEXT PRIMARY KEY,
-            value INTEGER NOT NULL
-        ) WITHOUT ROWID""",
-        "INSERT INTO counters VALUES ('position', 0), ('execution', 0)",
         # status is '' and last_sequence -1 while an execution has a fence and no event yet
         """CREATE TABLE executions (
             number INTEGER PRIMARY KEY,
@@ -87,50 +85,51 @@ def connect_reader(path: str, busy_timeout_ms: int) -> sqlite3.Connection:
     return connection
 
 
-def connect_writer(path: str, synchronous: str) -> sqlite3.Connection:
-    """Open the connection of the writer thread, which waits for locks by itself. Raises `sqlite3.Error`."""
+def open_writer(path: str, synchronous: str, busy_timeout_ms: int) -> sqlite3.Connection:
+    """Open the connection of the writer thread, in WAL mode and with this version's tables.
+
+    Creates the database if need be. Raises `StorageError` for a file that is not such a database or is a
+    newer version's, `StoreBusyError`, `sqlite3.Error`.
+    """
+    # Switching to WAL and migrating take exclusive locks; whoever meets one starts over.
+    return _retry(lambda: _open_writer(path, synchronous), time.monotonic() + busy_timeout_ms / 1000)
+
+
+def _open_writer(path: str, synchronous: str) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=0, isolation_level=None, cached_statements=256)
     try:
         connection.execute(f"PRAGMA synchronous={synchronous}")
         connection.execute("PRAGMA temp_store=MEMORY")
         connection.execute("PRAGMA cell_size_check=ON")
         connection.execute("PRAGMA journal_size_limit=67108864")
-        connection.execute("PRAGMA wal_autocheckpoint=4000")
+        if _version(connection, path) < len(MIGRATIONS):
+            _migrate(connection, path)
+        mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
+        if mode != "wal":
+            raise StorageError(None, f"{path}: write-ahead logging cannot be used here, the mode is {mode!r}")
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def prepare(connection: sqlite3.Connection, path: str, busy_timeout_ms: int) -> None:
-    """Bring a database to WAL mode and to this version's tables, creating them if need be.
-
-    Raises `StorageError` for a file that is not such a database, or is a newer version's; `StoreBusyError`;
-    `sqlite3.Error`.
-    """
-    deadline = time.monotonic() + busy_timeout_ms / 1000
-    version = _version(connection, path, deadline)
-    if version < len(MIGRATIONS):
-        _retry(connection, "PRAGMA journal_mode=WAL", deadline)
-        begin(connection, deadline)
-        try:
-            version = _version(connection, path, deadline)
-            for statements in MIGRATIONS[version:]:
-                for statement in statements:
-                    connection.execute(statement)
-            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
-            connection.execute("COMMIT")
-        except BaseException:
-            roll_back(connection)
-            raise
-    mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
-    if mode != "wal":
-        raise StorageError(None, f"{path}: write-ahead logging cannot be used here, the mode is {mode!r}")
+def _migrate(connection: sqlite3.Connection, path: str) -> None:
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        for statements in MIGRATIONS[_version(connection, path) :]:
+            for statement in statements:
+                connection.execute(statement)
+        connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
+        connection.execute("COMMIT")
+    except BaseException:
+        roll_back(connection)
+        raise
 
 
-def _version(connection: sqlite3.Connection, path: str, deadline: float) -> int:
-    version: int = _retry(connection, "PRAGMA user_version", deadline).fetchone()[0]
+def _version(connection: sqlite3.Connection, path: str) -> int:
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
     owner: int = connection.execute("PRAGMA application_id").fetchone()[0]
     if version and owner != APPLICATION_ID:
         raise StorageError(None, f"{path}: is a database of another application")
@@ -148,14 +147,14 @@ def begin(connection: sqlite3.Connection, deadline: float) -> None:
     write transaction starts by taking the lock. SQLite's own waiting grows to steps of 100 ms, in which a
     writer among many starves; these steps stay short.
     """
-    _retry(connection, "BEGIN IMMEDIATE", deadline)
+    _retry(lambda: connection.execute("BEGIN IMMEDIATE"), deadline)
 
 
-def _retry(connection: sqlite3.Connection, sql: str, deadline: float) -> sqlite3.Cursor:
+def _retry(attempt: Callable[[], T], deadline: float) -> T:
     wait_s = _FIRST_WAIT_S
     while True:
         try:
-            return connection.execute(sql)
+            return attempt()
         except sqlite3.OperationalError as error:
             if not is_busy(error):
                 raise

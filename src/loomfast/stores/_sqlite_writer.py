@@ -96,7 +96,12 @@ class Writer(Worker):
         if call is None:
             return
         try:
-            connection = open_database(self._path, self._synchronous, self._busy_timeout_ms)
+            connection = schema.open_writer(self._path, self._synchronous, self._busy_timeout_ms)
+        except sqlite3.Error as cause:
+            error = StorageError(None, f"{self._path}: cannot be opened: {cause}")
+            error.__cause__ = cause
+            deliver([(call, error)])
+            return
         except Exception as error:
             deliver([(call, error)])
             return
@@ -133,20 +138,6 @@ class Writer(Worker):
         for call in calls:
             outcomes += self._commit(ledger, [call])
         return outcomes
-
-
-def open_database(path: str, synchronous: str, busy_timeout_ms: int) -> sqlite3.Connection:
-    """Open and migrate. Raises `StorageError` (with its cause) and `StoreBusyError`."""
-    try:
-        connection = schema.connect_writer(path, synchronous)
-        try:
-            schema.prepare(connection, path, busy_timeout_ms)
-        except BaseException:
-            connection.close()
-            raise
-    except sqlite3.Error as error:
-        raise StorageError(None, f"{path}: cannot be opened: {error}") from error
-    return connection
 
 
 def _groups(calls: list[Call]) -> Iterable[list[Call]]:
@@ -210,8 +201,10 @@ class _Ledger:
         version = self._connection.execute("PRAGMA data_version").fetchone()[0]
         if version != self._version:
             self._heads.clear()
-            counters = dict(self._connection.execute("SELECT name, value FROM counters"))
-            self._position, self._number = counters["position"], counters["execution"]
+            self._position, self._number = self._connection.execute(
+                "SELECT (SELECT ifnull(max(position), 0) FROM events),"
+                " (SELECT ifnull(max(number), 0) FROM executions)"
+            ).fetchone()
             self._version = version
         elif len(self._heads) > MAX_HEADS:
             self._heads.clear()
@@ -231,9 +224,9 @@ class _Ledger:
                 f"SELECT {_HEAD_COLUMNS} FROM executions WHERE id IN ({marks})", some
             )
             for number, execution_id, flow_id, status, last_sequence, fence, pending, in_doubt, _ in rows:
-                parked = frozenset[str]() if in_doubt is None else frozenset(decode(in_doubt))
+                parked: Any = () if in_doubt is None else decode(in_doubt)
                 self._heads[load_text(execution_id)] = Head(
-                    number, load_text(flow_id), status, last_sequence, fence, bool(pending), parked
+                    number, load_text(flow_id), status, last_sequence, fence, bool(pending), frozenset(parked)
                 )
 
     def _apply(self, calls: list[Call]) -> list[tuple[Call, Any]]:
@@ -245,7 +238,7 @@ class _Ledger:
             try:
                 heads, answer = self._judge(call)
             except LoomError as error:
-                outcomes.append((call, error))
+                outcomes.append((call, error.with_traceback(None)))  # it would hold `outcomes`, a cycle
                 continue
             for execution_id, head in heads.items():
                 before.setdefault(execution_id, self._heads.get(execution_id))
@@ -262,10 +255,6 @@ class _Ledger:
         if before:
             self._write(_INSERT_EVENTS, "", WIDTH, rows)
             self._write_heads(before, odd)
-            self._connection.execute(
-                "UPDATE counters SET value = CASE name WHEN 'position' THEN ? ELSE ? END",
-                (self._position, self._number),
-            )
         return outcomes
 
     def _judge(self, call: Call) -> tuple[dict[str, Head], int | None]:

@@ -38,6 +38,7 @@ class Call:
     async def answer(self) -> Any:
         """Wait for the outcome; raise it if it is an error. Cancelling does not recall the request."""
         outcome = await self.future
+        del self.future  # an error's traceback may lead to this call; it must not lead back to the error
         if isinstance(outcome, BaseException):
             try:
                 raise outcome

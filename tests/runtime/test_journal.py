@@ -1,0 +1,230 @@
+"""Write-behind: order, drains, failures, and closing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import loomfast as lf
+from tests.conftest import OpenStore
+from tests.runtime.harness import ScriptedStore, StillClock, kinds, runtime
+
+
+async def test_events_reach_the_store_in_order_and_in_few_appends() -> None:
+    @lf.flow
+    async def flow(ctx: lf.WorkflowContext, input: Any) -> None:
+        for n in range(2_000):
+            ctx.emit("note", n)
+
+    store = ScriptedStore()
+    async with runtime(store) as rt:
+        handle = await rt.start(flow)
+        await handle.result()
+        events = await store.read(handle.execution_id)
+        assert [event.payload for event in events[1:-1]] == list(range(2_000))
+    assert len(store.appends) < 10
+
+
+async def test_a_flow_that_awaits_its_emits_is_held_back_by_a_slow_store() -> None:
+    from loomfast._runtime.journal import QUEUE_EVENTS
+
+    written = 0
+    most = 0
+
+    class Slow(lf.MemoryEventStore):
+        async def append_batch(self, envelopes: Any) -> None:
+            nonlocal written
+            await asyncio.sleep(0)
+            await super().append_batch(envelopes)
+            written += len(envelopes)
+
+    @lf.flow
+    async def flow(ctx: lf.WorkflowContext, input: Any) -> None:
+        nonlocal most
+        for n in range(4 * QUEUE_EVENTS):
+            await ctx.emit("note", n)
+            most = max(most, n - written)
+
+    async with runtime(Slow()) as rt:
+        await (await rt.start(flow)).result()
+    assert most <= QUEUE_EVENTS + 1
+
+
+async def test_a_failed_write_ends_the_run_whatever_the_flow_catches() -> None:
+    reported: list[lf.StorageWriteError] = []
+    reached: list[str] = []
+
+    @lf.step
+    async def after(_: None) -> None:
+        reached.append("effect")
+
+    @lf.flow
+    async def flow(ctx: lf.WorkflowContext, input: Any) -> None:
+        ctx.emit("note")
+        for _ in range(3):
+            try:
+                await asyncio.sleep(0.01)
+                await ctx.run(after)
+            except BaseException as error:
+                reached.append(type(error).__name__)
+
+    store = ScriptedStore({1: OSError("disk gone")})
+    async with runtime(store, on_storage_error=reported.append) as rt:
+        handle = await rt.start(flow)
+        with pytest.raises(lf.StorageWriteError, match="disk gone") as caught:
+            await handle.rest()
+        assert (caught.value.execution_id, caught.value.sequence) == (handle.execution_id, 1)
+        assert reported == [caught.value]
+        assert "effect" not in reached
+        assert kinds(await store.read(handle.execution_id)) == ["EXECUTION_STARTED"]
+
+
+async def test_an_execution_that_lost_its_store_is_finished_by_recovery() -> None:
+    calls: list[str] = []
+
+    @lf.step
+    async def effect(_: None) -> str:
+        calls.append("effect")
+        return "done"
+
+    @lf.flow
+    async def flow(ctx: lf.WorkflowContext, input: Any) -> Any:
+        ctx.emit("before")
+        outcome = await ctx.run(effect)
+        ctx.emit("after")
+        return outcome
+
+    lost = 0
+    while True:
+        calls.clear()
+        store = ScriptedStore({lost: OSError("gone")})
+        async with runtime(store, flow) as rt:
+            handle = await rt.start(flow)
+            try:
+                await handle.rest()
+            except (lf.StorageWriteError, lf.UnknownExecutionError) as error:
+                failed = error
+            else:
+                break  # there is no append of this number: every one has been lost once
+            store.script = {}
+            if lost:
+                assert isinstance(failed, lf.StorageWriteError)
+                await rt.recover(handle.execution_id)
+                assert await handle.result() == "done"
+                stamped = [kind for kind in kinds(await store.read(handle.execution_id)) if "*" in kind]
+                assert stamped == ["before*", "after*"]
+        lost += 1
+    assert lost >= 3
+
+
+async def test_closing_records_no_outcome_and_recovery_goes_on_from_there(open_store: OpenStore) -> None:
+    """F19, the part that is about the log."""
+    calls: list[str] = []
+    begun = asyncio.Event()
+
+    @lf.step
+    async def long(_: None) -> str:
+        calls.append("long")
+        begun.set()
+        if len(calls) == 1:
+            await asyncio.sleep(3600)
+        return "done"
+
+    @lf.flow
+    async def flow(ctx: lf.WorkflowContext, input: Any) -> Any:
+        ctx.emit("before")
+        return await ctx.run(long)
+
+    async with open_store() as store:
+        async with runtime(store, flow) as rt:
+            handle = await rt.start(flow)
+            await begun.wait()
+        assert kinds(await store.read(handle.execution_id)) == [
+            "EXECUTION_STARTED",
+            "before*",
+            "STEP_STARTED",
+        ]
+        with pytest.raises(lf.RuntimeClosedError):
+            await rt.start(flow)
+        async with runtime(store, flow) as rt:
+            await rt.recover(handle.execution_id)
+            assert await rt.handle(handle.execution_id).result() == "done"
+    assert calls == ["long", "long"]
+
+
+async def test_a_loop_that_is_torn_down_records_no_outcome(tmp_path: Any) -> None:
+    @lf.flow
+    async def flow(ctx: lf.WorkflowContext, input: Any) -> Any:
+        ctx.emit("before")
+        await asyncio.sleep(3600)
+
+    def first_process() -> str:
+        async def main() -> str:
+            store = await lf.SqliteEventStore.open(tmp_path / "log.db")
+            try:
+                rt = runtime(store, flow)
+                handle = await rt.start(flow, execution_id="x")
+                while await store.last_sequence("x") != 1:
+                    await asyncio.sleep(0)
+                return handle.execution_id
+            finally:
+                await store.close()
+
+        return asyncio.run(main())
+
+    execution = await asyncio.to_thread(first_process)
+    async with await lf.SqliteEventStore.open(tmp_path / "log.db") as store:
+        assert kinds(await store.read(execution)) == ["EXECUTION_STARTED", "before*"]
+
+
+async def test_cancelling_a_waiter_does_not_cancel_the_execution(open_store: OpenStore) -> None:
+    going = asyncio.Event()
+
+    @lf.flow
+    async def flow(ctx: lf.WorkflowContext, input: Any) -> str:
+        await going.wait()
+        return "done"
+
+    async with open_store() as store, runtime(store, clock=StillClock()) as rt:
+        handle = await rt.start(flow)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await handle.result()
+        going.set()
+        assert await handle.result() == "done"
+
+
+async def test_a_step_cancelled_by_the_flow_is_recorded_and_unsettled(open_store: OpenStore) -> None:
+    @lf.step
+    async def slow(_: None) -> None:
+        await asyncio.sleep(3600)
+
+    @lf.flow
+    async def flow(ctx: lf.WorkflowContext, input: Any) -> str:
+        try:
+            async with asyncio.timeout(0.01):
+                await ctx.run(slow)
+        except TimeoutError:
+            ctx.emit("late")
+        return "done"
+
+    async with open_store() as store, runtime(store) as rt:
+        handle = await rt.start(flow)
+        assert await handle.result() == "done"
+        assert kinds(await store.read(handle.execution_id)) == [
+            *("EXECUTION_STARTED", "STEP_STARTED", "STEP_CANCELLED", "late", "EXECUTION_COMPLETED")
+        ]
+
+
+async def test_a_finished_execution_leaves_nothing_in_the_runtime(open_store: OpenStore) -> None:
+    @lf.flow
+    async def flow(ctx: lf.WorkflowContext, input: Any) -> Any:
+        return await ctx.suspend("go") if input else None
+
+    async with open_store() as store, runtime(store) as rt:
+        for n in range(20):
+            await (await rt.start(flow, n % 2)).rest()
+        await asyncio.sleep(0)
+        assert (rt._driven, rt._tasks, rt._watchers) == ({}, set(), {})

@@ -1,0 +1,257 @@
+"""Starting: ADR 0103, each branch of D2, and what the two ways to start have in common (D3)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+import loomfast as lf
+from tests.conftest import OpenStore
+from tests.runtime.harness import ScriptedStore, StillClock, kinds, runtime
+
+effects: list[str] = []
+
+
+@lf.step
+async def paid(_: None) -> str:
+    effects.append("paid")
+    return "receipt"
+
+
+@lf.flow(id="paid-flow", version="7")
+async def paid_flow(ctx: lf.WorkflowContext, input: Any) -> Any:
+    ctx.emit("note", input)
+    return await ctx.run(paid)
+
+
+@pytest.fixture(autouse=True)
+def no_effects() -> None:
+    effects.clear()
+
+
+def duplicate(envelopes: Sequence[lf.Envelope]) -> None:
+    raise lf.DuplicateSequenceError(envelopes[0].execution_id, envelopes[0].sequence)
+
+
+def stale(envelopes: Sequence[lf.Envelope]) -> None:
+    raise lf.StaleFenceError(envelopes[0].execution_id, envelopes[0].fence, 9)
+
+
+async def test_a_chosen_id_is_durable_before_the_body_runs() -> None:
+    order: list[str] = []
+    store = ScriptedStore({0: lambda envelopes: order.append("append")})
+
+    @lf.flow
+    async def flow(ctx: lf.WorkflowContext, input: Any) -> None:
+        order.append("body")
+
+    async with runtime(store, on_event=lambda event: order.append(f"event {event.sequence}")) as rt:
+        await (await rt.start(flow, execution_id="chosen")).result()
+    assert order == ["append", "event 0", "body", "event 1"]
+
+
+async def test_a_second_start_of_an_id_runs_nothing_and_tells_nobody(open_store: OpenStore) -> None:
+    events: list[str] = []
+    async with open_store() as store, runtime(store) as first:
+        async with runtime(store, on_event=lambda event: events.append(event.id)) as second:
+            await (await first.start(paid_flow, 1, execution_id="order-1")).result()
+            before = await store.read("order-1")
+            with pytest.raises(lf.ExecutionAlreadyExistsError) as caught:
+                await second.start(paid_flow, 2, execution_id="order-1")
+            assert caught.value.execution_id == "order-1"
+            assert await store.read("order-1") == before
+    assert effects == ["paid"]
+    assert events == []
+
+
+async def test_of_a_hundred_concurrent_starts_of_one_id_one_runs(open_store: OpenStore) -> None:
+    """F13."""
+    async with open_store() as store, runtime(store) as one, runtime(store) as two:
+        starts = [rt.start(paid_flow, n, execution_id="order-1") for n in range(50) for rt in (one, two)]
+        outcomes = await asyncio.gather(*starts, return_exceptions=True)
+        handles = [outcome for outcome in outcomes if isinstance(outcome, lf.ExecutionHandle)]
+        refused = [outcome for outcome in outcomes if isinstance(outcome, lf.ExecutionAlreadyExistsError)]
+        assert (len(handles), len(refused)) == (1, 99)
+        assert await handles[0].result() == "receipt"
+    assert effects == ["paid"]
+
+
+@pytest.mark.parametrize(
+    "conflict",
+    [
+        lf.DuplicateSequenceError("tenant:x", 0),
+        lf.DuplicateEnvelopeIdError("tenant:x", "tenant:x-0"),
+        lf.StaleFenceError("tenant:x", None, 3),
+        type("DuplicateSequenceError", (Exception,), {})("from a second copy of loomfast"),
+        type("StaleFenceError", (Exception,), {})("from a second copy of loomfast"),
+    ],
+    ids=["sequence", "envelope id", "fence", "sequence by name", "fence by name"],
+)
+async def test_a_conflict_that_sequence_0_does_not_confirm_is_retried_once_and_alone(
+    conflict: Exception,
+) -> None:
+    store = ScriptedStore({0: conflict})
+    async with runtime(store) as rt:
+        handle = await rt.start(paid_flow, 1, execution_id="x")
+        assert await handle.result() == "receipt"
+    assert store.appends[:2] == [("append", ["x-0"]), ("append_batch", ["x-0"])]
+
+
+async def test_a_conflict_that_sequence_0_confirms_is_already_exists_whatever_the_error_says() -> None:
+    store = ScriptedStore()
+    async with runtime(store) as rt:
+        await (await rt.start(paid_flow, 1, execution_id="x")).result()
+        store.script = {len(store.appends): lf.StaleFenceError("x", None, 3)}
+        with pytest.raises(lf.ExecutionAlreadyExistsError):
+            await rt.start(paid_flow, 1, execution_id="x")
+    assert effects == ["paid"]
+
+
+async def test_a_second_conflict_with_sequence_0_absent_is_a_storage_error_and_nothing_ran() -> None:
+    store, reported, events = ScriptedStore({0: duplicate, 1: duplicate}), [], []
+    async with runtime(store, on_storage_error=reported.append, on_event=events.append) as rt:
+        with pytest.raises(lf.StorageWriteError) as caught:
+            await rt.start(paid_flow, 1, execution_id="x")
+    assert type(caught.value) is lf.StorageWriteError
+    assert (caught.value.execution_id, caught.value.sequence) == ("x", 0)
+    assert isinstance(caught.value.__cause__, lf.DuplicateSequenceError)
+    assert reported == [caught.value]
+    assert (effects, events, len(store.appends)) == ([], [], 2)
+
+
+async def test_a_retry_that_meets_the_winner_is_already_exists() -> None:
+    store = ScriptedStore()
+
+    async def winner_writes_meanwhile(envelopes: Sequence[lf.Envelope]) -> None:
+        store.script = {}
+        await lf.MemoryEventStore.append_batch(
+            store, [lf.Envelope.make("x", 0, "EXECUTION_STARTED", envelopes[0].payload, 0)]
+        )
+        duplicate(envelopes)
+
+    store.script = {0: duplicate, 1: winner_writes_meanwhile}
+    async with runtime(store) as rt:
+        with pytest.raises(lf.ExecutionAlreadyExistsError):
+            await rt.start(paid_flow, 1, execution_id="x")
+    assert effects == []
+
+
+async def test_a_stale_fence_on_both_tries_may_be_started_again() -> None:
+    store = ScriptedStore({0: stale, 1: stale})
+    async with runtime(store) as rt:
+        with pytest.raises(lf.StartFencedOutError) as caught:
+            await rt.start(paid_flow, 1, execution_id="x", fence=4)
+        assert isinstance(caught.value.__cause__, lf.StaleFenceError)
+        assert await (await rt.start(paid_flow, 1, execution_id="x", fence=10)).result() == "receipt"
+
+
+async def test_a_stale_fence_and_then_a_conflict_is_a_storage_error() -> None:
+    store = ScriptedStore({0: stale, 1: duplicate})
+    async with runtime(store) as rt:
+        with pytest.raises(lf.StorageWriteError) as caught:
+            await rt.start(paid_flow, 1, execution_id="x")
+    assert type(caught.value) is lf.StorageWriteError
+
+
+async def test_a_read_back_that_fails_is_a_storage_error() -> None:
+    class Unreadable(ScriptedStore):
+        async def read_range(self, execution_id: str, first: int, last: int | None) -> list[lf.Envelope]:
+            raise OSError("cable cut")
+
+    store = Unreadable({0: duplicate})
+    async with runtime(store) as rt:
+        with pytest.raises(lf.StorageWriteError, match="cable cut"):
+            await rt.start(paid_flow, 1, execution_id="x")
+    assert (effects, len(store.appends)) == ([], 1)
+
+
+async def test_a_dead_store_refuses_the_start_and_is_reported() -> None:
+    reported: list[lf.StorageWriteError] = []
+    store = ScriptedStore({0: OSError("disk gone")})
+    async with runtime(store, on_storage_error=reported.append) as rt:
+        with pytest.raises(lf.StorageWriteError, match="disk gone") as caught:
+            await rt.start(paid_flow, 1, execution_id="x")
+    assert reported == [caught.value]
+    assert (effects, len(store.appends)) == ([], 1)
+
+
+async def test_a_minted_id_waits_for_nothing_and_its_interleaving_is_pinned() -> None:
+    order: list[str] = []
+
+    def appended(envelopes: Sequence[lf.Envelope]) -> None:
+        order.append("append " + " ".join(str(envelope.sequence) for envelope in envelopes))
+
+    store = ScriptedStore(dict.fromkeys(range(9), appended))
+    async with runtime(store, on_event=lambda event: order.append(f"event {event.sequence}")) as rt:
+        handle = await rt.start(paid_flow, 1)
+        assert order == ["event 0"]
+        await handle.result()
+    assert order == [
+        *("event 0", "append 0", "event 1", "event 2", "append 1 2"),
+        *("event 3", "append 3", "event 4", "append 4"),
+    ]
+
+
+async def test_a_chosen_id_writes_the_same_log_as_a_minted_one(open_store: OpenStore) -> None:
+    logs, tails = [], []
+    for chosen in (None, "exec-1"):
+        async with open_store() as store:
+            if chosen is not None and await store.read("exec-1"):
+                chosen = "exec-2"
+            tail: list[dict[str, Any]] = []
+            rt = runtime(
+                store, on_event=lambda event, tail=tail: tail.append(event.to_json()), clock=StillClock()
+            )
+            async with rt:
+                handle = await rt.start(paid_flow, 1, execution_id=chosen, compute_target="gpu", fence=0)
+                await handle.result()
+                logs.append([event.to_json() for event in await store.read(handle.execution_id)])
+            tails.append(tail)
+    plain = [
+        [
+            {name: part for name, part in event.items() if name not in ("id", "executionId", "timestamp")}
+            for event in log
+        ]
+        for log in (*logs, *tails)
+    ]
+    assert plain[0] == plain[1] == plain[2] == plain[3]
+    assert plain[0][0]["metadata"] == {"computeTarget": "gpu", "fence": 0}
+
+
+async def test_an_input_that_cannot_be_started_with_writes_nothing(open_store: OpenStore) -> None:
+    def positive(value: Any) -> None:
+        if value < 0:
+            raise ValueError("must not be negative")
+
+    @lf.flow(input=positive)
+    async def picky(ctx: lf.WorkflowContext, input: Any) -> None: ...
+
+    async with open_store() as store, runtime(store) as rt:
+        with pytest.raises(lf.InputValidationError, match="must not be negative"):
+            await rt.start(picky, -1, execution_id="x")
+        with pytest.raises(lf.JsonFormError):
+            await rt.start(paid_flow, object(), execution_id="x")
+        assert await store.read("x") == []
+
+
+async def test_one_id_cannot_stand_for_two_flows() -> None:
+    @lf.flow(id="paid-flow")
+    async def other(ctx: lf.WorkflowContext, input: Any) -> None: ...
+
+    async with runtime(lf.MemoryEventStore(), paid_flow) as rt:
+        with pytest.raises(lf.BadInputError, match="two different functions"):
+            await rt.start(other)
+
+
+async def test_a_bootstrap_alone_is_driven_from_the_top_by_recovery(open_store: OpenStore) -> None:
+    """The record's last residual: a crash between the bootstrap write and the body."""
+    async with open_store() as store:
+        started = {"flowId": "paid-flow", "flowVersion": "7", "input": 1}
+        await store.append(lf.Envelope.make("x", 0, "EXECUTION_STARTED", started, 0))
+        async with runtime(store, paid_flow) as rt:
+            handle = await rt.recover("x")
+            assert await handle.result() == "receipt"
+            assert kinds(await store.read("x"))[0] == "EXECUTION_STARTED"

@@ -1,0 +1,431 @@
+"""What only the SQLite store promises: its file, its errors, its threads."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loomfast._errors import (
+    BadInputError,
+    DuplicateSequenceError,
+    StaleFenceError,
+    StorageError,
+    StorageWriteError,
+    StoreBusyError,
+    StoreClosedError,
+    StoreReadError,
+)
+from loomfast._kernels import Envelope
+from loomfast.stores import SqliteEventStore
+from loomfast.stores import _sqlite_schema as schema
+
+from .logs import event, log
+
+
+def foreign(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, isolation_level=None, timeout=5)
+
+
+# --- opening -------------------------------------------------------------------------------------
+
+
+async def test_logs_fences_and_positions_survive_a_restart(path: Path) -> None:
+    async with await SqliteEventStore.open(path) as store:
+        await store.append_batch(log("x", 3))
+        token = await store.acquire_fence("x")
+        await store.acquire_fence("unborn")
+    async with await SqliteEventStore.open(str(path), synchronous="NORMAL") as store:
+        assert await store.read("x") == log("x", 3)
+        with pytest.raises(StaleFenceError):
+            await store.append(event("x", 3))
+        assert await store.acquire_fence("x") == token + 1
+        assert await store.acquire_fence("unborn") == 2
+        await store.append(event("y", 0))
+        assert (await store.read_all(3))[0].position == 4
+
+
+@pytest.mark.parametrize("synchronous", ["FULL", "NORMAL"])
+async def test_the_writer_flushes_as_asked_and_logs_ahead(path: Path, synchronous: Any) -> None:
+    connection = schema.open_writer(str(path), synchronous, 1000)
+    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert connection.execute("PRAGMA synchronous").fetchone() == ({"FULL": 2, "NORMAL": 1}[synchronous],)
+    connection.close()
+
+
+async def test_many_stores_may_be_opened_at_once_on_a_file_that_is_not_there_yet(path: Path) -> None:
+    stores = await asyncio.gather(*(SqliteEventStore.open(path) for _ in range(12)))
+    for n, store in enumerate(stores):
+        await store.append(event(f"x{n}", 0))
+    assert len(await stores[0].read_all()) == 12
+    for store in stores:
+        await store.close()
+
+
+@pytest.mark.parametrize("bad", ["", ":memory:", "a\x00b"])
+async def test_a_path_that_names_no_file_is_refused(bad: str) -> None:
+    with pytest.raises(BadInputError):
+        await SqliteEventStore.open(bad)
+
+
+async def test_options_are_checked(path: Path) -> None:
+    with pytest.raises(BadInputError):
+        await SqliteEventStore.open(path, synchronous="OFF")  # type: ignore[arg-type]  # on purpose
+    with pytest.raises(BadInputError):
+        await SqliteEventStore.open(path, busy_timeout_ms=-1)
+    assert not path.exists()
+
+
+async def test_what_is_no_database_of_ours_is_refused_and_left_alone(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="cannot be opened"):
+        await SqliteEventStore.open(tmp_path / "missing" / "events.db")
+    path.write_bytes(b"no database at all, but long enough to be taken for one" * 50)
+    with pytest.raises(StorageError, match="not a database") as caught:
+        await SqliteEventStore.open(path)
+    assert isinstance(caught.value.__cause__, sqlite3.DatabaseError)
+    path.unlink()
+    with foreign(path) as other:
+        other.execute("PRAGMA user_version=7")
+    other.close()
+    with pytest.raises(StorageError, match="another application"):
+        await SqliteEventStore.open(path)
+
+
+async def test_a_newer_schema_is_refused_by_its_number(path: Path) -> None:
+    async with await SqliteEventStore.open(path) as store:
+        await store.append(event("x", 0))
+    connection = foreign(path)
+    connection.execute(f"PRAGMA user_version={len(schema.MIGRATIONS) + 1}")
+    connection.close()
+    with pytest.raises(StorageError, match=f"schema version {len(schema.MIGRATIONS) + 1}"):
+        await SqliteEventStore.open(path)
+
+
+async def test_a_path_with_odd_characters_works(tmp_path: Path) -> None:
+    async with await SqliteEventStore.open(tmp_path / "a ?mode=ro#%41&é.db") as store:
+        await store.append(event("x", 0))
+        assert len(await store.read("x")) == 1
+    assert (tmp_path / "a ?mode=ro#%41&é.db").exists()
+
+
+async def test_a_relative_path_keeps_its_meaning_when_the_folder_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with await SqliteEventStore.open("events.db") as store:
+        monkeypatch.chdir("/")
+        await store.append(event("x", 0))
+        assert len(await store.read("x")) == 1
+
+
+# --- locks ---------------------------------------------------------------------------------------
+
+
+async def test_an_append_waits_for_a_foreign_lock_and_the_loop_does_not(path: Path) -> None:
+    async with (
+        await SqliteEventStore.open(path) as store,
+        await SqliteEventStore.open(path.with_name("other.db")) as other,
+    ):
+        await store.append(event("x", 0))
+        holder = foreign(path)
+        holder.execute("BEGIN IMMEDIATE")
+        waiting = asyncio.create_task(store.append(event("x", 1)))
+        gaps: list[float] = []
+        last = start = time.monotonic()
+        while time.monotonic() - start < 1:
+            await asyncio.sleep(0.01)
+            now = time.monotonic()
+            gaps.append(now - last)
+            last = now
+            assert len(await store.read("x")) == 1
+        await other.append(event("elsewhere", 0))
+        assert not waiting.done()
+        holder.execute("ROLLBACK")
+        holder.close()
+        await waiting
+        assert await store.last_sequence("x") == 1
+        assert sorted(gaps)[len(gaps) * 95 // 100] < 0.05
+        assert max(gaps) < 0.25
+
+
+async def test_a_lock_held_too_long_is_an_error_that_names_the_write_and_can_be_repeated(path: Path) -> None:
+    async with await SqliteEventStore.open(path, busy_timeout_ms=30) as store:
+        await store.append_batch(log("x", 3))
+        holder = foreign(path)
+        holder.execute("BEGIN IMMEDIATE")
+        results = await asyncio.gather(
+            store.append_batch(log("x", 2, first=3)),
+            store.append(event("y", 0)),
+            store.acquire_fence("z"),
+            return_exceptions=True,
+        )
+        assert all(isinstance(result, StoreBusyError) for result in results)
+        named = [(r.execution_id, r.sequence) for r in results if isinstance(r, StoreBusyError)]
+        assert named == [("x", 3), ("y", 0), ("z", None)]
+        assert "locked" in str(results[0])
+        assert len(await store.read_all()) == 3
+        holder.execute("ROLLBACK")
+        holder.close()
+        await store.append_batch(log("x", 2, first=3))
+        assert await store.acquire_fence("z") == 1
+
+
+async def test_opening_a_locked_database_that_must_be_migrated_gives_up_in_time(path: Path) -> None:
+    holder = foreign(path)
+    holder.execute("PRAGMA journal_mode=WAL")
+    holder.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreBusyError):
+        await SqliteEventStore.open(path, busy_timeout_ms=20)
+    holder.close()
+    await (await SqliteEventStore.open(path)).close()
+
+
+async def test_a_caller_cancelled_while_the_store_is_locked_returns_at_once(path: Path) -> None:
+    async with await SqliteEventStore.open(path) as store:
+        await store.append(event("x", 0))
+        holder = foreign(path)
+        holder.execute("BEGIN IMMEDIATE")
+        waiting = asyncio.create_task(store.append_batch(log("x", 4, first=1)))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(asyncio.shield(waiting), 1)
+        holder.execute("ROLLBACK")
+        holder.close()
+        await store.append(event("y", 0))  # queued behind it, so the cancelled write is over now
+        assert len(await store.read("x")) in (1, 5)
+
+
+async def test_what_another_connection_writes_is_respected(path: Path) -> None:
+    async with await SqliteEventStore.open(path) as one, await SqliteEventStore.open(path) as two:
+        await one.append(event("x", 0))
+        await two.append(event("x", 1))
+        with pytest.raises(DuplicateSequenceError):
+            await one.append(event("x", 1))
+        token = await two.acquire_fence("x")
+        with pytest.raises(StaleFenceError):
+            await one.append(event("x", 2))
+        await one.append(event("x", 2, fence=token))
+        await two.append(event("y", 0))
+        await one.append(event("z", 0))
+        assert [p.position for p in await two.read_all()] == [1, 2, 3, 4, 5]
+        assert [s.execution_id for s in await two.list_executions()] == ["x", "y", "z"]
+
+
+# --- failing writes and damaged rows -------------------------------------------------------------
+
+
+async def test_a_full_disk_is_reported_to_those_it_hits_and_the_rest_goes_on(path: Path) -> None:
+    async with await SqliteEventStore.open(path) as store:
+        await store.append_batch(log("x", 3))
+        pages = foreign(path).execute("PRAGMA page_count").fetchone()[0]
+        await _on_the_writer(store, f"PRAGMA max_page_count={pages + 60}")
+        big = event(
+            "big", 0, "EXECUTION_STARTED", {"flowId": "f", "flowVersion": "1", "input": "x" * 900_000}
+        )
+        results = await asyncio.gather(
+            store.append(event("before", 0)),
+            store.append(big),
+            store.append_batch(log("after", 2)),
+            return_exceptions=True,
+        )
+        assert results[0] is None
+        assert results[2] is None
+        error = results[1]
+        assert isinstance(error, StorageWriteError)
+        assert not isinstance(error, StoreBusyError)
+        assert (error.execution_id, error.sequence) == ("big", 0)
+        assert isinstance(error.__cause__, sqlite3.OperationalError)
+        assert await store.read("big") == []
+        assert [p.position for p in await store.read_all()] == list(range(1, 7))
+
+
+async def test_a_value_that_sqlite_cannot_hold_fails_its_caller_alone(path: Path) -> None:
+    async with await SqliteEventStore.open(path) as store:
+        impossible = Envelope("bad", 0, "note", b"null", 2**70)
+        results = await asyncio.gather(
+            store.append(event("x", 0)),
+            store.append(impossible),
+            store.append(event("y", 0)),
+            return_exceptions=True,
+        )
+        assert [type(result) for result in results] == [type(None), StorageWriteError, type(None)]
+        assert (await store.list_executions())[-1].execution_id == "y"
+
+
+async def test_a_file_that_cannot_be_written_is_a_write_error_and_reads_go_on(path: Path) -> None:
+    async with await SqliteEventStore.open(path) as store:
+        await store.append(event("x", 0))
+        await _on_the_writer(store, "PRAGMA query_only=ON")
+        with pytest.raises(StorageWriteError) as caught:
+            await store.append(event("x", 1))
+        assert isinstance(caught.value.__cause__, sqlite3.OperationalError)
+        assert (caught.value.execution_id, caught.value.sequence) == ("x", 1)
+        assert len(await store.read("x")) == 1
+
+
+async def _on_the_writer(store: SqliteEventStore, sql: str) -> None:
+    """Run a statement on the writer's own connection, in its thread."""
+    from loomfast.stores import _sqlite_writer as writer
+
+    class Judged(writer.AcquireFence):
+        __slots__ = ()
+
+    original = writer._Ledger.commit
+
+    def commit(ledger: Any, calls: list[Any], deadline: float) -> list[tuple[Any, Any]]:
+        if isinstance(calls[0], Judged):
+            ledger._connection.execute(sql)
+            return [(calls[0], None)]
+        return original(ledger, calls, deadline)
+
+    writer._Ledger.commit = commit  # type: ignore[method-assign]  # undone below
+    try:
+        await store._ask(store._writer, None, Judged(""))
+    finally:
+        writer._Ledger.commit = original  # type: ignore[method-assign]  # as it was
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "body = CAST(replace(CAST(body AS TEXT), '1', '2') AS BLOB)",
+        "body = 'text'",
+        "body = 5",
+        "kind = kind + 1",
+        "kind = 99",
+        "timestamp = timestamp + 1",
+        "stamp = 5",
+        "subject = 'other'",
+        "subject = NULL",
+        "subject = 5",
+        "fence = 9",
+        "extra = x'7b7d'",
+        "checksum = checksum + 1",
+    ],
+)
+async def test_a_row_that_is_not_as_it_was_written_is_found_and_named(path: Path, change: str) -> None:
+    async with await SqliteEventStore.open(path) as store:
+        await store.append_batch([*log("x", 3), *log("sound", 3)])
+        connection = foreign(path)
+        connection.execute(f"UPDATE events SET {change} WHERE id = (1 << 32) + 1")
+        connection.close()
+        with pytest.raises(StoreReadError, match=r"'x', sequence 1") as caught:
+            await store.read("x")
+        assert caught.value.execution_id == "x"
+        with pytest.raises(StoreReadError):
+            await store.read_all()
+        assert await store.read("sound") == log("sound", 3)
+
+
+async def test_a_damaged_page_is_a_read_error_that_names_the_execution(path: Path) -> None:
+    async with await SqliteEventStore.open(path) as store:
+        await store.append_batch(log("x", 2_000))
+    size = path.stat().st_size
+    with open(path, "r+b") as file:
+        file.seek(size // 2)
+        file.write(b"\xff" * 20_000)
+    async with await SqliteEventStore.open(path) as store:
+        with pytest.raises(StoreReadError) as caught:
+            await store.read("x")
+        assert caught.value.execution_id == "x"
+        await store.append(event("y", 0))
+
+
+# --- threads, processes, memory ------------------------------------------------------------------
+
+
+async def test_a_store_that_is_never_closed_warns_and_leaves_no_threads(path: Path) -> None:
+    store = await SqliteEventStore.open(path)
+    await store.append(event("x", 0))
+    threads = [*store._writer._threads, *store._reader._threads]
+    stores = [store]
+    del store
+    with pytest.warns(ResourceWarning, match="was never closed"):
+        stores.clear()
+    for thread in threads:
+        await asyncio.to_thread(thread.join)
+
+
+async def test_a_closed_store_has_ended_its_threads_and_removed_the_log_beside_the_file(path: Path) -> None:
+    before = threading.active_count()
+    store = await SqliteEventStore.open(path)
+    await store.append(event("x", 0))
+    await store.read("x")
+    await store.close()
+    assert not any(thread.is_alive() for thread in (*store._writer._threads, *store._reader._threads))
+    assert threading.active_count() <= before + 2  # the exit watcher, and a thread that is just ending
+    assert not path.with_name("events.db-wal").exists()
+
+
+async def test_answers_and_requests_are_not_kept(path: Path) -> None:
+    async with await SqliteEventStore.open(path) as store:
+        body = b'"a body of its own"'
+        held = sys.getrefcount(body)
+        await store.append(event("x", 0))
+        await store.append(Envelope("x", 1, "note", body, 5))
+        await store.append(event("x", 2))  # the writer is past the one before when this returns
+        await asyncio.sleep(0)
+        assert sys.getrefcount(body) == held
+
+
+async def test_a_forked_child_is_refused_and_does_not_disturb_its_parent(path: Path) -> None:
+    async with await SqliteEventStore.open(path) as store:
+        await store.append(event("x", 0))
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                code = _in_the_child(store)
+            finally:
+                os._exit(code)
+        _, status = await asyncio.to_thread(os.waitpid, pid, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        await store.append(event("x", 1))
+        assert len(await store.read("x")) == 3 - 1
+
+
+def _in_the_child(store: SqliteEventStore) -> int:
+    warnings.simplefilter("error")
+    for coroutine in (store.append(event("x", 1)), store.read("x")):
+        try:
+            coroutine.send(None)
+        except StoreClosedError:
+            continue
+        return 2
+    try:
+        store.close().send(None)
+    except StopIteration:
+        store.__del__()
+        return 0
+    return 3
+
+
+def test_a_program_that_never_closes_its_store_still_ends(path: Path) -> None:
+    from .programs import run_program
+
+    program = """
+        import asyncio, sys
+        from loomfast.stores import SqliteEventStore
+        keep = []
+        async def main():
+            keep.append(await SqliteEventStore.open(sys.argv[1]))
+        asyncio.run(main())
+        print("ended")
+    """
+    assert run_program(program, path, timeout_s=20).strip() == "ended"
+
+
+def test_importing_the_stores_does_not_import_sqlite() -> None:
+    from .programs import run_program
+
+    program = "import sys, loomfast.stores; print('sqlite3' in sys.modules)"
+    assert run_program(program, Path(sys.executable), timeout_s=20).strip() == "False"
