@@ -1,0 +1,248 @@
+"""What a benchmark case is, what comes of running one, and the list of all cases with their limits.
+
+A case measures variants in one run and is judged by one ratio, so that the speed of the machine cancels out.
+Lower is better everywhere, and `limit` is the highest ratio that is good enough. Measuring is done in the
+modules beside this one, which import what they measure; so nothing is imported here before a case runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Measured: TypeAlias = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One case.
+
+    `measure(quick)` returns a figure per variant, in `unit` (`s` per call or event, or `B`); it raises
+    `AssertionError` when the variants' answers differ and `ImportError` when a peer is not installed.
+    `judge` makes the ratio. `gate` cases are what `loomfast bench --check` runs.
+    """
+
+    name: str
+    what: str
+    measure: Callable[[bool], Measured]
+    judge: Callable[[Mapping[str, float]], float]
+    limit: float
+    unit: str = "s"
+    gate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a case. `ok` is None where it could not be measured, `reason` says why or what is wrong."""
+
+    name: str
+    what: str
+    unit: str
+    measured: Measured
+    ratio: float | None
+    limit: float
+    answers_equal: bool | None
+    ok: bool | None
+    reason: str = ""
+
+
+def run(case: Case, *, quick: bool = False) -> Outcome:
+    """Run a case: check its answers, measure, judge."""
+    try:
+        measured = case.measure(quick)
+    except AssertionError as error:
+        return _outcome(case, {}, None, answers_equal=False, ok=False, reason=str(error))
+    except ImportError as error:
+        return _outcome(case, {}, None, answers_equal=None, ok=None, reason=f"not measured: {error}")
+    ratio = case.judge(measured)
+    return _outcome(case, measured, ratio, answers_equal=True, ok=ratio <= case.limit)
+
+
+def _outcome(
+    case: Case,
+    measured: Measured,
+    ratio: float | None,
+    *,
+    answers_equal: bool | None,
+    ok: bool | None,
+    reason: str = "",
+) -> Outcome:
+    return Outcome(case.name, case.what, case.unit, measured, ratio, case.limit, answers_equal, ok, reason)
+
+
+def of(over: str, *under: str) -> Callable[[Mapping[str, float]], float]:
+    """Judge by one variant divided by the sum of others."""
+    return lambda measured: measured[over] / sum(measured[name] for name in under)
+
+
+def within(figure: float, variant: str = "loomfast") -> Callable[[Mapping[str, float]], float]:
+    """Judge by one variant divided by a fixed figure."""
+    return lambda measured: measured[variant] / figure
+
+
+def _fnv(quick: bool) -> Measured:
+    from loomfast.bench.digest import fnv1a64_314
+
+    return fnv1a64_314(40 if quick else 200)
+
+
+def _digest(quick: bool) -> Measured:
+    from loomfast.bench.digest import digest_300
+
+    return digest_300(40 if quick else 200)
+
+
+def _import(quick: bool) -> Measured:
+    from loomfast.bench.startup import import_cost
+
+    return import_cost(7 if quick else 25)
+
+
+def _memory(quick: bool) -> Measured:
+    from loomfast.bench.memory import held_versions
+
+    return held_versions(2_000 if quick else 10_000)
+
+
+def _emit_peer(quick: bool) -> Measured:
+    from loomfast.bench.fold import emit_and_peer
+
+    return emit_and_peer(50_000, 30 if quick else 100)
+
+
+def _emit_flat(large: int) -> Callable[[bool], Measured]:
+    def measure(quick: bool) -> Measured:
+        from loomfast.bench.fold import live_cost
+
+        return live_cost("emits", (1_000, large), 30 if quick else 100)
+
+    return measure
+
+
+def _emit_one_leaf(quick: bool) -> Measured:
+    from loomfast.bench.fold import crowded_cost
+
+    return crowded_cost(50_000, 30 if quick else 100)
+
+
+def _flat(part: str) -> Callable[[bool], Measured]:
+    def measure(quick: bool) -> Measured:
+        from loomfast.bench.fold import live_cost
+
+        return live_cost(part, (1_000, 50_000), 30 if quick else 100)
+
+    return measure
+
+
+def _longest(quick: bool) -> Measured:
+    from loomfast.bench.fold import longest_bump
+
+    return longest_bump(1_000_000, 3 if quick else 10)
+
+
+def _replay(quick: bool) -> Measured:
+    from loomfast.bench.replay import in_memory
+
+    return in_memory(100_000 if quick else 1_000_000, 3 if quick else 5)
+
+
+def _replay_rows(quick: bool) -> Measured:
+    from loomfast.bench.replay import from_sqlite
+
+    return from_sqlite(100_000 if quick else 1_000_000, 3 if quick else 5)
+
+
+_FLAT = of("k=50000", "k=1000")
+
+CASES: tuple[Case, ...] = (
+    Case(
+        "fnv1a64",
+        "FNV-1a 64 of 314 bytes, against its bare multiply chain in C",
+        _fnv,
+        of("loomfast", "c_chain"),
+        1.3,
+    ),
+    Case(
+        "digest",
+        "canonical form and digest of a 300-byte payload, against orjson plus the chain",
+        _digest,
+        of("loomfast", "orjson_sorted", "c_chain"),
+        1.5,
+    ),
+    Case(
+        "emit",
+        "one live stamped emit, older states held, against immutables.Map.set at 50,000",
+        _emit_peer,
+        of("loomfast", "immutables"),
+        0.5,
+    ),
+    Case("emit-flat", "the same at 50,000 against 1,000", _emit_flat(50_000), _FLAT, 1.5, gate=True),
+    Case(
+        "emit-flat-1m",
+        "the same at 1,000,000 against 1,000",
+        _emit_flat(1_000_000),
+        of("k=1000000", "k=1000"),
+        1.5,
+    ),
+    Case(
+        "emit-crowded",
+        "the same at 50,000 digests that share a leaf of the record's trie, against spread ones",
+        _emit_one_leaf,
+        of("crowded", "spread"),
+        1.5,
+        gate=True,
+    ),
+    Case(
+        "longest-bump",
+        "longest of 20,000 bumps at 1,000,000, collector on, against 100 us",
+        _longest,
+        within(100e-6),
+        1.0,
+    ),
+    Case("steps-flat", "one live step at 50,000 against 1,000", _flat("steps"), _FLAT, 1.5, gate=True),
+    Case(
+        "decisions-flat",
+        "one live decision at 50,000 against 1,000",
+        _flat("decisions"),
+        _FLAT,
+        1.5,
+        gate=True,
+    ),
+    Case("gates-flat", "one live gate at 50,000 against 1,000", _flat("gates"), _FLAT, 1.5, gate=True),
+    Case(
+        "replay",
+        "replay of mixed events in memory, per event, against the pure twin",
+        _replay,
+        of("native", "pure"),
+        1 / 20,
+    ),
+    Case(
+        "replay-sqlite",
+        "replay of mixed events from SQLite, per event, against 1 us",
+        _replay_rows,
+        within(1e-6),
+        1.0,
+    ),
+    Case(
+        "import",
+        "import loomfast beyond import asyncio, against 60 ms",
+        _import,
+        within(60e-3, "beyond"),
+        1.0,
+    ),
+    Case(
+        "memory",
+        "memory of one more held version at 50,000 stamps, against immutables",
+        _memory,
+        of("loomfast", "immutables"),
+        1.0,
+        unit="B",
+    ),
+)
+
+
+def choose(names: Iterable[str]) -> list[Case]:
+    """Return the cases of these names, all of them for none. Raises `KeyError` for a name that is none."""
+    by_name = {case.name: case for case in CASES}
+    return [by_name[name] for name in names] or list(CASES)
