@@ -1,4 +1,7 @@
-"""Every case of `loomfast bench`, run quickly: its answers are equal. Limits are judged by `loomfast bench`."""
+"""Every case of `loomfast bench`, run quickly: its answers are equal.
+
+Limits are judged by `loomfast bench`.
+"""
 
 from __future__ import annotations
 

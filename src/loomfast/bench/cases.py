@@ -34,7 +34,10 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a case. `ok` is None where it could not be measured, `reason` says why or what is wrong."""
+    """What came of a case.
+
+    `ok` is None where it could not be measured, `reason` says why or what is wrong.
+    """
 
     name: str
     what: str
