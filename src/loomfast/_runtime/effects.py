@@ -1,9 +1,14 @@
 """Executing the effect of a step, and recording how it ended.
 
-An attempt runs in a task of its own and writes its outcome itself, so that the outcome is recorded even when
-the branch of the flow that asked for it is gone. It tells the emit rule what happened: the effect began, it
-ended, and whether a re-run will be served the outcome. The effect of a sync step ends when its THREAD ends,
-which may be long after its task was cancelled.
+A live step runs in a task of its own and writes its outcomes itself, so that they are recorded even when the
+branch of the flow that asked is gone. It makes attempts until one settles or no retry is left. Of the emit
+rule it tells what happened: an effect began, an effect ended, the step ended unsettled.
+
+An effect ends when it ITSELF ends: a timed-out task that ignores its cancellation, or the thread of a sync
+step, may outlive its attempt. Until then it counts as in flight; what it returns late is dropped.
+
+Exactly one outcome per attempt: STEP_COMPLETED, STEP_FAILED (`typed` when the class is declared, else to be
+tried again) or STEP_CANCELLED. Closing the runtime is no outcome and records none.
 """
 
 from __future__ import annotations
@@ -11,30 +16,44 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from loomfast._core import failures
 from loomfast._core.definitions import StepDefinition
 from loomfast._core.emit_rule import EmitRule
-from loomfast._errors import JsonFormError, StepFailedError
+from loomfast._errors import JsonFormError, StepFailedError, StepTimeoutError
 from loomfast._events import KIND_NAMES, STEP_CANCELLED, STEP_COMPLETED, STEP_FAILED, STEP_STARTED, Opaque
 from loomfast._kernels import decode, encode
+from loomfast._runtime.clock import Clock
 from loomfast._runtime.journal import ExecutionJournal, Room
 from loomfast._runtime.signals import RunSignal
 from loomfast._runtime.threads import LoopCalls
+
+# How long a retry waits for the timed-out effect before it to end. One that ignores its cancellation, or a
+# thread, may run on beside the retry after that.
+OVERLAP_S = 5.0
 
 
 class EffectContext:
     """What the effect of a step is given: who it is, and a way to say something while it works.
 
-    `execution_id`, `key` (the step's identity in the run), `attempt` (from 1).
+    `execution_id`, `step_id`, `key` (the step's identity in the run), `attempt` (from 1).
     """
 
     def __init__(
-        self, journal: ExecutionJournal, calls: LoopCalls, key: str, attempt: int, persists_json: bool
+        self,
+        journal: ExecutionJournal,
+        calls: LoopCalls,
+        step_id: str,
+        key: str,
+        attempt: int,
+        persists_json: bool,
     ) -> None:
         self.execution_id = journal.execution_id
+        self.step_id = step_id
         self.key = key
         self.attempt = attempt
         self._journal = journal
@@ -65,98 +84,191 @@ def body_of(payload: object, persists_json: bool) -> bytes | Opaque:
         return Opaque(payload)
 
 
-class Attempt:
-    """One attempt of one step."""
+Proceed: TypeAlias = Callable[[], Awaitable[Any]]
+EffectMiddleware: TypeAlias = Callable[[EffectContext, Proceed], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class EffectTools:
+    """What executing effects needs of its surroundings; the same for every step of a run."""
+
+    journal: ExecutionJournal
+    rule: EmitRule
+    calls: LoopCalls
+    clock: Clock
+    executor: Executor
+    middleware: Sequence[EffectMiddleware]
+    persists_json: bool
+
+
+class LiveStep:
+    """One step that is executed in this run, attempt after attempt.
+
+    `attempt` is the number of the first one to make. Run it in a task of its own.
+    """
 
     def __init__(
-        self,
-        step: StepDefinition,
-        key: str,
-        number: int,
-        journal: ExecutionJournal,
-        rule: EmitRule,
-        executor: Executor | None,
+        self, tools: EffectTools, step: StepDefinition, key: str, attempt: int, input_digest: str
     ) -> None:
-        self.step = step
-        self.key = key
-        self.number = number
         self.closing = False
-        self._entered = False
-        self._threaded = False
-        self._journal = journal
-        self._rule = rule
-        self._executor = executor
+        self._tools = tools
+        self._step = step
+        self._key = key
+        self._attempt = attempt
+        self._input_digest = input_digest
 
-    def begin(self, input_digest: str) -> None:
-        """Record STEP_STARTED and open the in-flight window."""
-        self._record(
-            STEP_STARTED,
-            {"key": self.key, "stepId": self.step.id, "attempt": self.number, "inputDigest": input_digest},
-        )
-        self._rule.began()
+    async def run(self, input: object) -> Any:
+        """Return the output in JSON form, or raise the failure.
 
-    async def run(self, fx: EffectContext, input: object) -> Any:
-        """Execute the effect, record its outcome, and return its output in JSON form or raise its failure.
-
-        Cancelled, it records STEP_CANCELLED, unless the runtime is closing: closing is not an outcome.
+        Cancelled, it cancels the effect and records STEP_CANCELLED, unless it is `closing`.
         """
-        self._entered = True
+        tries = 0
+        settled = False
         try:
-            output = await self._call(fx, input)
-            body = encode({"key": self.key, "output": output})
-        except asyncio.CancelledError:
-            self._cancelled()
-            raise
-        except RunSignal:
-            self._rule.ended_unsettled()
-            raise
-        except Exception as error:
-            raise self._failed(error) from error.__cause__
-        self._journal.commit(KIND_NAMES[STEP_COMPLETED], body, self.key)
+            while True:
+                tries += 1
+                attempt = _Attempt(self._tools, self._step, self._key, self._attempt)
+                self._record(
+                    STEP_STARTED,
+                    {
+                        "key": self._key,
+                        "stepId": self._step.id,
+                        "attempt": self._attempt,
+                        "inputDigest": self._input_digest,
+                    },
+                )
+                if self._step.at_most_once:
+                    await self._tools.journal.drain()
+                try:
+                    output = self._completed(await attempt.run(input))
+                except asyncio.CancelledError:
+                    if not self.closing:
+                        self._record(STEP_CANCELLED, {"key": self._key, "reason": "cancelled"})
+                    raise
+                except Exception as error:
+                    if isinstance(error, self._step.failures):
+                        failure = self._failed(error, typed=True)
+                        settled = True
+                        raise served_failure(self._step, self._key, failure) from error
+                    self._failed(error, typed=False)
+                    delay_s = self._delay_s(error, tries)
+                    if delay_s is None:
+                        raise
+                else:
+                    settled = True
+                    return output
+                await self._tools.clock.sleep(delay_s)
+                await attempt.over(OVERLAP_S)
+                self._attempt += 1
+        finally:
+            if not settled:
+                self._tools.rule.ended_unsettled()
+
+    def _delay_s(self, error: Exception, tries: int) -> float | None:
+        retry = self._step.retry
+        if retry is None or not isinstance(error, retry.on):
+            return None
+        return retry.delay_s(self._tools.journal.execution_id, self._key, tries)
+
+    def _completed(self, output: object) -> Any:
+        body = encode({"key": self._key, "output": output})
+        self._tools.journal.commit(KIND_NAMES[STEP_COMPLETED], body, self._key)
         return decode(body)["output"]
 
-    def task_done(self) -> None:
-        """The task of this attempt is done.
-
-        One that was cancelled before it could begin never entered `run`.
-        """
-        if not self._entered:
-            self._cancelled()
-        if not self._threaded:
-            self._rule.ended()
-
-    async def _call(self, fx: EffectContext, input: object) -> Any:
-        if self.step.is_async:
-            return await self.step.call(fx, input)
-        assert self._executor is not None
-        loop = asyncio.get_running_loop()
-        thread = self._executor.submit(contextvars.copy_context().run, self.step.call, fx, input)
-        self._threaded = True
-        thread.add_done_callback(lambda _: self._thread_done(loop))
-        return await asyncio.wrap_future(thread)
-
-    def _thread_done(self, loop: asyncio.AbstractEventLoop) -> None:
-        # A loop that is closed by now has no run left whose emits could be judged.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(self._rule.ended)
-
-    def _cancelled(self) -> None:
-        self._rule.ended_unsettled()
-        if not self.closing:
-            self._record(STEP_CANCELLED, {"key": self.key, "reason": "cancelled"})
-
-    def _failed(self, error: Exception) -> BaseException:
-        typed = isinstance(error, self.step.failures)
+    def _failed(self, error: Exception, *, typed: bool) -> dict[str, Any]:
         recorded = failures.record(error)
-        if not typed:
-            self._rule.ended_unsettled()
-        self._record(STEP_FAILED, {"key": self.key, "typed": typed, "error": recorded})
-        if typed:
-            return served_failure(self.step, self.key, recorded)
-        return error
+        self._record(STEP_FAILED, {"key": self._key, "typed": typed, "error": recorded})
+        return recorded
 
     def _record(self, kind: int, payload: dict[str, Any]) -> None:
-        self._journal.commit(KIND_NAMES[kind], encode(payload), self.key)
+        self._tools.journal.commit(KIND_NAMES[kind], encode(payload), self._key)
+
+
+class _Attempt:
+    """One execution of the effect, within its time."""
+
+    def __init__(self, tools: EffectTools, step: StepDefinition, key: str, number: int) -> None:
+        self._tools = tools
+        self._step = step
+        self._fx = EffectContext(tools.journal, tools.calls, step.id, key, number, tools.persists_json)
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run(self, input: object) -> Any:
+        """Return what the effect returns; raise what it raises, or `StepTimeoutError`."""
+        if self._step.timeout_s is None:
+            return await self._effect(input)
+        loop = asyncio.get_running_loop()
+        effect = loop.create_task(self._effect(input))
+        timer = loop.create_task(_nap(self._tools.clock, self._step.timeout_s))
+        try:
+            await asyncio.wait((effect, timer), return_when=asyncio.FIRST_COMPLETED)
+            if effect.done():
+                return effect.result()
+            raise StepTimeoutError(self._fx.key, self._step.timeout_s)
+        finally:
+            timer.cancel()
+            if not effect.done():
+                effect.cancel()
+                effect.add_done_callback(_drop)
+
+    async def over(self, bound_s: float) -> None:
+        """Wait until the effect itself has ended, at most `bound_s` seconds."""
+        if not self._over.done():
+            timer = asyncio.get_running_loop().create_task(_nap(self._tools.clock, bound_s))
+            try:
+                await asyncio.wait((self._over, timer), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                timer.cancel()
+
+    async def _effect(self, input: object) -> Any:
+        self._tools.rule.began()
+        threaded = False
+
+        async def innermost() -> Any:
+            nonlocal threaded
+            if self._step.is_async:
+                return await self._step.call(self._fx, input)
+            threaded = True
+            return await self._in_thread(input)
+
+        proceed: Proceed = innermost
+        for middleware in reversed(self._tools.middleware):
+            proceed = _around(middleware, self._fx, proceed)
+        try:
+            return await proceed()
+        finally:
+            if not threaded:
+                self._ended()
+
+    async def _in_thread(self, input: object) -> Any:
+        loop = asyncio.get_running_loop()
+        context = contextvars.copy_context()
+        thread = self._tools.executor.submit(context.run, self._step.call, self._fx, input)
+        thread.add_done_callback(lambda _: self._thread_ended(loop))
+        return await asyncio.wrap_future(thread)
+
+    def _thread_ended(self, loop: asyncio.AbstractEventLoop) -> None:
+        # A loop that is closed by now has no run left whose emits could be judged.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(self._ended)
+
+    def _ended(self) -> None:
+        self._tools.rule.ended()
+        if not self._over.done():
+            self._over.set_result(None)
+
+
+def _around(middleware: EffectMiddleware, fx: EffectContext, proceed: Proceed) -> Proceed:
+    return lambda: middleware(fx, proceed)
+
+
+async def _nap(clock: Clock, seconds: float) -> None:
+    await clock.sleep(seconds)
+
+
+def _drop(effect: asyncio.Task[Any]) -> None:
+    if not effect.cancelled():
+        effect.exception()  # the attempt has its outcome; what comes later is dropped without noise
 
 
 def served_failure(step: StepDefinition, key: str, error: dict[str, Any]) -> BaseException:
