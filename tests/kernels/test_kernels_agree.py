@@ -22,6 +22,10 @@ class Hooked:
         return self.inner
 
 
+def hooked_twice(inner: object) -> Hooked:
+    return Hooked({"b": inner, "a": inner})
+
+
 class Text(str):
     pass
 
@@ -43,7 +47,7 @@ HASHABLE = st.recursive(
         st.frozensets(inner, max_size=4),
         st.tuples(inner, inner),
         inner.map(Hooked),
-        inner.map(lambda v: Hooked({"b": v, "a": v})),
+        inner.map(hooked_twice),
     ),
     max_leaves=8,
 )
