@@ -38,7 +38,7 @@ KEYS = st.one_of(
 )
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(-5, 5),
-    st.sampled_from([0.0, -0.0, 1.0, 1.5, 1e21, 1e16, 10**400, 2**64]),
+    st.sampled_from([0.0, -0.0, 1.0, 1.5, 1e21, 1e16, 10**30, 2**64]),
     st.floats(), NAMES, st.sampled_from([b"x", Decimal("1.0"), Text("t"), 1j]),
 )  # fmt: skip
 HASHABLE = st.recursive(
