@@ -240,7 +240,10 @@ class StartFencedOutError(StorageWriteError):
 
 
 class StoreBusyError(StorageWriteError):
-    """The store was locked by another writer for longer than the busy time. Nothing was written; safe to repeat."""
+    """The store was locked by another writer for longer than the busy time.
+
+    Nothing was written; safe to repeat.
+    """
 
     code = "store-busy"
     hint = "Repeat the call; if it recurs, find the process that holds the database locked."
@@ -331,11 +334,12 @@ class DeterminismError(FlowError):
     """
 
     code = "determinism"
-    hint = "Let executions in flight keep their path: give changed steps new ids, or branch on a recorded decision."
+    hint = "Keep the path of executions in flight: give changed steps new ids, or branch on a decision."
 
     def __init__(self, execution_id: str, key: str, sequence: int, recorded: str, requested: str) -> None:
         super().__init__(
-            f"execution {execution_id!r}, {key!r} at sequence {sequence}: recorded {recorded}, now asked {requested}"
+            f"execution {execution_id!r}, {key!r} at sequence {sequence}: "
+            f"recorded {recorded}, now asked {requested}"
         )
         self.execution_id = execution_id
         self.key = key
@@ -345,7 +349,10 @@ class DeterminismError(FlowError):
 
 
 class StepFailedError(FlowError):
-    """A step's recorded failure whose class is no longer declared. `error` is its `{type, message, data?}`."""
+    """A step's recorded failure whose class is no longer declared.
+
+    `error` is its `{type, message, data?}`.
+    """
 
     code = "step-failed"
 

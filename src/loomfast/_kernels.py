@@ -91,8 +91,8 @@ def implementation() -> str:
 
 
 if TYPE_CHECKING:
+    from loomfast._jsonform import MAX_DEPTH
     from loomfast._pure.digest import (
-        MAX_DEPTH,
         canonical,
         decode,
         digest,

@@ -31,8 +31,9 @@ def make_event(
 ) -> Any:
     """Check, encode and wrap one event.
 
-    `metadata["flowEmit"]` and `metadata["fence"]`, where present, become the stamp and the fence. Raises `MalformedEventError` for a field that breaks
-    the contract of its kind, `JsonFormError` for a payload or metadata without a JSON form.
+    `metadata["flowEmit"]` and `metadata["fence"]`, where present, become the stamp and the fence. Raises
+    `MalformedEventError` for a field that breaks the contract of its kind, `JsonFormError` for a payload or
+    metadata without a JSON form.
     """
     _check_identity(execution_id, sequence, event_type, timestamp)
     body = kernel.encode(payload)
@@ -172,12 +173,15 @@ def _write_gate(decode: Any, gate: Gate) -> dict[str, Any]:
 
 
 def read_state(kernel: ModuleType, value: object) -> Any:
-    """Read what `write_state` wrote. Raises `BadSnapshotError` naming the part that is not as the fold writes it."""
+    """Read what `write_state` wrote.
+
+    Raises `BadSnapshotError` naming the part that is not as the fold writes it.
+    """
     whole = _mapping("state", value)
     execution_id, status = whole.get("executionId"), whole.get("status")
     if not isinstance(execution_id, str) or not execution_id:
         raise BadSnapshotError("executionId", "must be a non-empty text")
-    if status not in ev.STATUSES:
+    if not isinstance(status, str) or status not in ev.STATUSES:
         raise BadSnapshotError("status", f"must be one of {', '.join(ev.STATUSES)}")
     sequence = _sequence("sequence", whole)
     started = _body(kernel, "started", ev.EXECUTION_STARTED, whole.get("started"))
@@ -214,7 +218,7 @@ def read_state(kernel: ModuleType, value: object) -> Any:
 def _read_step(kernel: ModuleType, field: str, value: object) -> Step:
     member = _mapping(field, value)
     phase = member.get("phase")
-    if phase not in ev.PHASE_KIND:
+    if not isinstance(phase, str) or phase not in ev.PHASE_KIND:
         raise BadSnapshotError(f"{field}.phase", f"must be one of {', '.join(ev.PHASE_KIND)}")
     started = outcome = None
     if "started" in member:

@@ -1,4 +1,5 @@
-"""Writes src/loomfast/fold_vectors.json: cases {name, events, state} that any Loom kernel's fold must satisfy.
+"""Writes src/loomfast/fold_vectors.json: cases {name, events, state} that any Loom kernel's fold must
+satisfy.
 
 The states are written out by hand here, never computed by loomfast: this file is what the folds are checked
 against. Run it after changing a case; a test fails while the shipped file differs.
@@ -17,7 +18,9 @@ STARTED = {"flowId": "order", "flowVersion": "3", "input": {"sku": "A-7", "count
 
 
 def log(*events: tuple[Any, ...]) -> list[Json]:
-    """Number `(eventType, payload, metadata?)` tuples from 0, behind the EXECUTION_STARTED every log begins with."""
+    """Number `(eventType, payload, metadata?)` tuples from 0, behind the EXECUTION_STARTED every log begins
+    with.
+    """
     numbered = []
     for sequence, (event_type, payload, *metadata) in enumerate((("EXECUTION_STARTED", STARTED), *events)):
         event = {

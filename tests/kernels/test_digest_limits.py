@@ -20,6 +20,9 @@ DEEP = dedent(
     from loomfast._errors import CircularValueError, TooDeepError
 
     kernel = importlib.import_module(sys.argv[1])
+    # The very first call of the process, with every buffer still empty.
+    assert kernel.encode(set()) == b"[]"
+    assert kernel.encode([{1}, set()]) == b"[[1],[]]"
     sys.setrecursionlimit(10**8)
 
     def wrap(make, depth=100_000):

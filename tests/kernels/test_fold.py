@@ -166,7 +166,7 @@ MALFORMED = {
     "a repeat": (changed(2, "sequence", 1), "sequence"),
     "a first event that is not 0": (changed(0, "sequence", 1), "sequence"),
     "a first event of another kind": (changed(0, "eventType", "note"), "eventType"),
-    "a second start": (FULL[:1] + [{**FULL[0], "sequence": 1, "id": "exec-1-1"}], "eventType"),
+    "a second start": ([FULL[0], {**FULL[0], "sequence": 1, "id": "exec-1-1"}], "eventType"),
     "another execution's event": (changed(2, "executionId", "exec-2"), "executionId"),
     "an empty execution id": (changed(0, "executionId", ""), "executionId"),
     "a fractional timestamp": (changed(1, "timestamp", 1.5), "timestamp"),

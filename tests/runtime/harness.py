@@ -1,4 +1,6 @@
-"""What the runtime's tests share: a clock that stands still, ids that count, and a log that reads at a glance."""
+"""What the runtime's tests share: a clock that stands still, ids that count, and a log that reads at a
+glance.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sqlite3
 import sys
 import threading
 import time
@@ -12,6 +11,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 from loomfast._errors import (
@@ -31,8 +31,10 @@ from loomfast.stores import _sqlite_schema as schema
 from .logs import event, log
 
 
-def foreign(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(path, isolation_level=None, timeout=5)
+def foreign(path: Path) -> apsw.Connection:
+    connection = apsw.Connection(str(path))
+    connection.set_busy_timeout(5000)
+    return connection
 
 
 # --- opening -------------------------------------------------------------------------------------
@@ -90,7 +92,7 @@ async def test_what_is_no_database_of_ours_is_refused_and_left_alone(path: Path,
     path.write_bytes(b"no database at all, but long enough to be taken for one" * 50)
     with pytest.raises(StorageError, match="not a database") as caught:
         await SqliteEventStore.open(path)
-    assert isinstance(caught.value.__cause__, sqlite3.DatabaseError)
+    assert isinstance(caught.value.__cause__, apsw.NotADBError)
     path.unlink()
     with foreign(path) as other:
         other.execute("PRAGMA user_version=7")
@@ -243,7 +245,7 @@ async def test_a_full_disk_is_reported_to_those_it_hits_and_the_rest_goes_on(pat
         assert isinstance(error, StorageWriteError)
         assert not isinstance(error, StoreBusyError)
         assert (error.execution_id, error.sequence) == ("big", 0)
-        assert isinstance(error.__cause__, sqlite3.OperationalError)
+        assert isinstance(error.__cause__, apsw.FullError)
         assert await store.read("big") == []
         assert [p.position for p in await store.read_all()] == list(range(1, 7))
 
@@ -267,7 +269,7 @@ async def test_a_file_that_cannot_be_written_is_a_write_error_and_reads_go_on(pa
         await _on_the_writer(store, "PRAGMA query_only=ON")
         with pytest.raises(StorageWriteError) as caught:
             await store.append(event("x", 1))
-        assert isinstance(caught.value.__cause__, sqlite3.OperationalError)
+        assert isinstance(caught.value.__cause__, apsw.ReadOnlyError)
         assert (caught.value.execution_id, caught.value.sequence) == ("x", 1)
         assert len(await store.read("x")) == 1
 
@@ -427,5 +429,5 @@ def test_a_program_that_never_closes_its_store_still_ends(path: Path) -> None:
 def test_importing_the_stores_does_not_import_sqlite() -> None:
     from .programs import run_program
 
-    program = "import sys, loomfast.stores; print('sqlite3' in sys.modules)"
+    program = "import sys, loomfast.stores; print('apsw' in sys.modules)"
     assert run_program(program, Path(sys.executable), timeout_s=20).strip() == "False"

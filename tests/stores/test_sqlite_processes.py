@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sqlite3
 from pathlib import Path
+
+import apsw
 
 from loomfast.stores import SqliteEventStore
 
@@ -106,7 +107,7 @@ async def test_a_killed_writer_leaves_whole_batches_and_all_that_was_acknowledge
             for summary in await store.list_executions(limit=1_000):
                 last = await store.read_from(summary.execution_id, summary.last_sequence)
                 assert [one.sequence for one in last] == [summary.last_sequence]
-    with contextlib.closing(sqlite3.connect(path)) as connection:
+    with contextlib.closing(apsw.Connection(str(path))) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
@@ -115,7 +116,7 @@ async def test_a_reader_neither_passes_over_an_open_transaction_nor_waits_for_on
 ) -> None:
     async with await SqliteEventStore.open(path) as store:
         await store.append(event("x", 0))
-        holder = sqlite3.connect(path, isolation_level=None)
+        holder = apsw.Connection(str(path))
         holder.execute("BEGIN IMMEDIATE")
         holder.execute(
             "INSERT INTO events (id, kind, position, timestamp, checksum, body)"

@@ -22,7 +22,8 @@ Effect: TypeAlias = Callable[..., Any]
 class FlowDefinition:
     """A flow: its function, its identity in the log, and the schemas of what it takes from outside.
 
-    `input` and the values of `gates` (event type -> schema) are schemas as `loomfast._core.schema` takes them.
+    `input` and the values of `gates` (event type -> schema) are schemas as `loomfast._core.schema` takes
+    them.
     """
 
     id: str

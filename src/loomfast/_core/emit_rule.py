@@ -46,8 +46,8 @@ class EmitRule:
     """The emit rule of one run.
 
     `segment`: gate passthroughs this run has consumed. `segment_live`: whether a syscall of this segment was
-    executed live. `unsettled`: whether a step or decider of this run ended in an outcome that a re-run does not
-    serve; sticky. `in_flight`: effects and deciders of this context that have not themselves ended.
+    executed live. `unsettled`: whether a step or decider of this run ended in an outcome that a re-run does
+    not serve; sticky. `in_flight`: effects and deciders of this context that have not themselves ended.
     """
 
     __slots__ = ("_made", "in_flight", "segment", "segment_live", "unsettled")

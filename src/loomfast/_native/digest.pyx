@@ -5,7 +5,8 @@ have a JSON form is in `_jsonform`, exact reading is in `_jsontext`.
 
 How the walk differs from the pure one, which is its specification:
 
-- Texts stream into two growing buffers, canonical and persisted, of which a call may want one or both.
+- Texts stream into two growing buffers, canonical and persisted, of which a call may want one or both. If
+  both, the canonical one is written, and copied to the other before the two begin to differ (`sync`).
   Members are written in the container's own order. When an object closes and its names were not in UTF-16
   order, the spans of its members are sorted and moved within the canonical buffer:
 
@@ -33,6 +34,7 @@ Invariant: every PyObject* in a frame or a span is a strong reference, released 
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree, PyMem_RawRealloc
+from libc.math cimport signbit
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from time import perf_counter as _perf_counter
@@ -95,7 +97,7 @@ cdef extern from "digest_number.h":
     const int LF_POWER_LOW, LF_POWER_HIGH
     lf_power *lf_powers
     int lf_int(lf_buffer *, int64_t)
-    int lf_float(lf_buffer *, lf_buffer *, double)
+    int lf_float(lf_buffer *, double)
 
 cdef extern from "digest_order.h":
     ctypedef struct lf_named:
@@ -177,6 +179,7 @@ cdef struct Walk:
     size_t entry_count
     size_t entry_room
     int depth
+    size_t copied  # with both wanted: how much of the canonical text the persisted one has
     bint want_canonical
     bint want_kept
     Frame frames[LEVELS]
@@ -196,7 +199,7 @@ cdef Walk *take(bint want_canonical, bint want_kept) except NULL:
         walk = <Walk *>PyMem_RawCalloc(1, sizeof(Walk))
         if walk == NULL:
             raise MemoryError
-    walk.canonical.size = walk.kept.size = walk.span_count = walk.entry_count = 0
+    walk.canonical.size = walk.kept.size = walk.span_count = walk.entry_count = walk.copied = 0
     walk.depth = 0
     walk.want_canonical = want_canonical
     walk.want_kept = want_kept
@@ -340,39 +343,49 @@ cdef int refuse_depth(Walk *walk, object owner) except -1:
 # --- scalars -------------------------------------------------------------------------------------
 
 
-cdef int put_long(Walk *walk, const void *text, size_t size) except -1:
-    if walk.want_canonical and lf_put_long(&walk.canonical, text, size) < 0:
-        no_memory()
-    if walk.want_kept and lf_put_long(&walk.kept, text, size) < 0:
+cdef inline lf_buffer *buffer_of(Walk *walk) noexcept:  # noexcept: an address
+    """Return the buffer that is written; when both are wanted, `sync` brings the other up to date."""
+    return &walk.canonical if walk.want_canonical else &walk.kept
+
+
+cdef inline int sync(Walk *walk) except -1:
+    """If both texts are wanted, append to the persisted one what was written to the canonical one since last.
+
+    Due before the two begin to differ: before canonical members move, and where a float is written in two
+    ways.
+    """
+    if walk.want_canonical and walk.want_kept and walk.canonical.size > walk.copied:
+        if lf_put(&walk.kept, walk.canonical.data + walk.copied, walk.canonical.size - walk.copied) < 0:
+            no_memory()
+        walk.copied = walk.canonical.size
+    return 0
+
+
+cdef inline int put_byte(Walk *walk, uint8_t byte) except -1:
+    if lf_put_byte(buffer_of(walk), byte) < 0:
         no_memory()
     return 0
 
 
 cdef inline int put_word(Walk *walk, const char *word, size_t size) except -1:
     """Write the first `size` of the 8 bytes at `word`."""
-    if walk.want_canonical and lf_put_word(&walk.canonical, word, size) < 0:
-        no_memory()
-    if walk.want_kept and lf_put_word(&walk.kept, word, size) < 0:
+    if lf_put_word(buffer_of(walk), word, size) < 0:
         no_memory()
     return 0
 
 
-cdef inline int put_byte(Walk *walk, uint8_t byte) except -1:
-    if walk.want_canonical and lf_put_byte(&walk.canonical, byte) < 0:
+cdef inline int put_float(Walk *walk, double value) except -1:
+    cdef int whole
+    if walk.want_kept and value == 0 and signbit(value):
+        sync(walk)
+        if lf_put_byte(&walk.kept, c"-") < 0:
+            no_memory()
+    whole = lf_float(buffer_of(walk), value)
+    if whole < 0:
         no_memory()
-    if walk.want_kept and lf_put_byte(&walk.kept, byte) < 0:
-        no_memory()
-    return 0
-
-
-cdef inline lf_buffer *first_buffer(Walk *walk) noexcept:  # noexcept: an address
-    return &walk.canonical if walk.want_canonical else &walk.kept
-
-
-cdef inline int copy_to_kept(Walk *walk, size_t begin) except -1:
-    """Repeat in the persisted text what was just written to the canonical one, from `begin` on."""
-    if walk.want_canonical and walk.want_kept:
-        if lf_put(&walk.kept, walk.canonical.data + begin, walk.canonical.size - begin) < 0:
+    if whole and walk.want_kept:
+        sync(walk)
+        if lf_put_word(&walk.kept, b".0\0\0\0\0\0\0", 2) < 0:
             no_memory()
     return 0
 
@@ -380,14 +393,12 @@ cdef inline int copy_to_kept(Walk *walk, size_t begin) except -1:
 cdef int put_int(Walk *walk, PyObject *value) except -1:
     cdef int overflow = 0
     cdef long long small = PyLong_AsLongLongAndOverflow(value, &overflow)
-    cdef lf_buffer *buffer = first_buffer(walk)
-    cdef size_t begin = buffer.size
     cdef double size
     cdef bytes text
     if not overflow:
-        if lf_int(buffer, small) < 0:
+        if lf_int(buffer_of(walk), small) < 0:
             no_memory()
-        return copy_to_kept(walk, begin)
+        return 0
     try:
         size = PyLong_AsDouble(value)
     except OverflowError:
@@ -399,18 +410,17 @@ cdef int put_int(Walk *walk, PyObject *value) except -1:
     else:
         freeze(walk)
         text = _digits.text(held).encode("ascii")
-    return put_long(walk, PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text))
+    if lf_put_long(buffer_of(walk), PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text)) < 0:
+        no_memory()
+    return 0
 
 
 cdef inline int put_scalar(Walk *walk, PyObject *value) except -1:
     """Write `value` and return 1 if it is a plain scalar, else return 0."""
     cdef PyTypeObject *kind = Py_TYPE(value)
-    cdef lf_buffer *buffer = first_buffer(walk)
-    cdef size_t begin = buffer.size
     if kind == &PyUnicode_Type:
-        if lf_text(buffer, value) < 0:
+        if lf_text(buffer_of(walk), value) < 0:
             no_memory()
-        copy_to_kept(walk, begin)
     elif kind == &PyLong_Type:
         put_int(walk, value)
     elif value == Py_None:
@@ -420,12 +430,7 @@ cdef inline int put_scalar(Walk *walk, PyObject *value) except -1:
     elif value == Py_False:
         put_word(walk, b"false\0\0", 5)
     elif kind == &PyFloat_Type:
-        if lf_float(
-            &walk.canonical if walk.want_canonical else NULL,
-            &walk.kept if walk.want_kept else NULL,
-            PyFloat_AS_DOUBLE(value),
-        ) < 0:
-            no_memory()
+        put_float(walk, PyFloat_AS_DOUBLE(value))
     else:
         return 0
     return 1
@@ -496,6 +501,11 @@ cdef int enter(Walk *walk, PyObject *value) except -1:
     return push(walk, <PyObject *>owner, <PyObject *>body, way, entries)
 
 
+cdef inline size_t kept_size(Walk *walk) noexcept:  # noexcept: arithmetic
+    """Return how long the persisted text would be after `sync`."""
+    return walk.kept.size + (walk.canonical.size - walk.copied)
+
+
 cdef inline int push(Walk *walk, PyObject *owner, PyObject *body, int way, size_t entries) except -1:
     cdef Frame *frame = &walk.frames[walk.depth]
     put_byte(walk, c"{" if way >= IN_DICT else c"[")
@@ -507,13 +517,15 @@ cdef inline int push(Walk *walk, PyObject *owner, PyObject *body, int way, size_
     frame.at = frame.count = 0
     frame.kind = way
     frame.unsorted = frame.lends = False
-    if way == IN_BAG and not walk.want_canonical:
-        frame.lends = walk.want_canonical = True
+    if way == IN_BAG:
+        if not walk.want_canonical:
+            frame.lends = walk.want_canonical = True
+            walk.copied = 0
+        frame.kept = kept_size(walk)
     frame.spans = walk.span_count
     frame.entries = entries
     frame.size = walk.entry_count - entries
     frame.canonical = walk.canonical.size
-    frame.kept = walk.kept.size
     walk.depth += 1
     return 0
 
@@ -534,12 +546,10 @@ cdef inline lf_span *next_span(Walk *walk, Frame *frame) except NULL:
     if walk.span_count == walk.span_room:
         grow_spans(walk)
     span = &walk.spans[walk.span_count]
-    span.start = walk.canonical.size
-    span.of.kept.start = walk.kept.size
+    span.start = walk.canonical.size + (frame.count > 0)
+    if frame.kind == IN_BAG:
+        span.of.kept.start = kept_size(walk) + (frame.count > 0)
     span.of.kept.key = NULL
-    if frame.count:
-        span.start += 1
-        span.of.kept.start += 1
     end_span(walk, frame)
     walk.span_count += 1
     return span
@@ -550,13 +560,12 @@ cdef inline void end_span(Walk *walk, Frame *frame) noexcept:
     if walk.span_count > frame.spans:
         walk.spans[walk.span_count - 1].end = walk.canonical.size
         if frame.kind == IN_BAG:
-            walk.spans[walk.span_count - 1].of.kept.end = walk.kept.size
+            walk.spans[walk.span_count - 1].of.kept.end = kept_size(walk)
 
 
 cdef inline int put_name(Walk *walk, Frame *frame, PyObject *name) except -1:
     """Write the comma, the name and the colon of the next member."""
-    cdef lf_buffer *buffer = first_buffer(walk)
-    cdef size_t begin = buffer.size
+    cdef lf_buffer *buffer = buffer_of(walk)
     cdef int clean = 0
     cdef lf_span *span = NULL
     if walk.want_canonical:
@@ -567,7 +576,6 @@ cdef inline int put_name(Walk *walk, Frame *frame, PyObject *name) except -1:
         lf_span_name(span, buffer.data, name, clean)
         if frame.count and not frame.unsorted:
             frame.unsorted = lf_compare_names(buffer.data, span - 1, span) > 0
-        copy_to_kept(walk, begin)
     frame.key = name
     frame.count += 1
     return 0
@@ -614,13 +622,15 @@ cdef int leave(Walk *walk) except -1:
     cdef size_t count = walk.span_count - frame.spans
     cdef lf_buffer *kept
     if frame.unsorted:
+        sync(walk)
         end_span(walk, frame)
         lf_sort_names(walk.canonical.data, spans, count)
         if lf_reorder(&walk.canonical, &walk.spare, frame.canonical, spans, count, 0) < 0:
             no_memory()
     elif frame.kind == IN_BAG:
+        end_span(walk, frame)
+        sync(walk)
         if count > 1:
-            end_span(walk, frame)
             kept = &walk.kept if walk.want_kept else NULL
             if lf_sort_set(
                 &walk.canonical, kept, &walk.spare, frame.canonical, frame.kept, spans, count
@@ -734,7 +744,9 @@ cdef int run_emit(Walk *walk, object segment, object event_type, object payload)
     put_scalar(walk, <PyObject *>event_type)
     put_byte(walk, c",")
     walk.want_kept = want_kept
+    walk.copied = walk.canonical.size
     run(walk, payload)
+    sync(walk)
     walk.want_kept = False
     put_byte(walk, c"]")
     return 0

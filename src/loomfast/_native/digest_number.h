@@ -10,8 +10,8 @@
  * and both ends by 10^-k from a table of 128-bit powers, keeping "something was lost" as a sticky last bit;
  * compare the neighbours s and s+1 with the ends.
  *
- * 0.3 = 5404319552844595 * 2^-54: k = -17, s = 29999999999999998, and s/10 + 1 = 3000000000000000 * 10^-16 lies
- * inside. Without its zeros: digits 3, exponent -1.
+ * 0.3 = 5404319552844595 * 2^-54: k = -17, s = 29999999999999998, and s/10 + 1 = 3000000000000000 * 10^-16
+ * lies inside. Without its zeros: digits 3, exponent -1.
  */
 #ifndef LOOMFAST_DIGEST_NUMBER_H
 #define LOOMFAST_DIGEST_NUMBER_H
@@ -132,25 +132,14 @@ static uint64_t lf_shortest(double value, int32_t *exponent) {
     return s + (uint64_t)(middle > half || (middle == half && (s & 1)));
 }
 
-/* Write a float as ECMAScript does to `canonical`, and to `kept` so that it reads back as a float of the same
- * sign; either may be NULL. */
-static int lf_float(lf_buffer *canonical, lf_buffer *kept, double value) {
-    lf_buffer *buffer = canonical ? canonical : kept;
-    if (!isfinite(value)) {
-        if (canonical && lf_put_word(canonical, "null\0\0\0", 4) < 0) return -1;
-        return kept ? lf_put_word(kept, "null\0\0\0", 4) : 0;
-    }
+/* Write a float as ECMAScript does. Return 1 if the text would read back as an integer, else 0. */
+static inline int lf_float(lf_buffer *buffer, double value) {
+    if (!isfinite(value)) return lf_put_word(buffer, "null\0\0\0", 4);
     if (lf_room(buffer, 40) < 0) return -1;
-    size_t from = buffer->size;
     uint8_t *out = buffer->data + buffer->size, text[24 + LF_SLACK], *end = text + 24;
     int whole = 1;
-    if (signbit(value)) {
-        if (value != 0) {
-            *out++ = '-';
-        } else if (canonical == NULL || kept != NULL) {
-            if (lf_put_word(kept, "-0.0\0\0\0", 4) < 0) return -1;
-            return canonical ? lf_put_byte(canonical, '0') : 0;
-        }
+    if (value < 0) {
+        *out++ = '-';
         value = -value;
     }
     if (value < 9007199254740992.0 && value == (double)(int64_t)value) {
@@ -206,14 +195,7 @@ static int lf_float(lf_buffer *canonical, lf_buffer *kept, double value) {
         }
     }
     buffer->size = (size_t)(out - buffer->data);
-    if (kept == NULL) return 0;
-    if (canonical && lf_put(kept, canonical->data + from, canonical->size - from) < 0) return -1;
-    if (whole) {
-        /* The slack has room for two more. */
-        kept->data[kept->size++] = '.';
-        kept->data[kept->size++] = '0';
-    }
-    return 0;
+    return whole;
 }
 
 #endif

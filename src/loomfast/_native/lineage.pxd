@@ -38,6 +38,11 @@ twice the living data, the next write begins a new lineage as a branch does, and
 copies one further foreign leaf (`sweep`) until none is left. Work per write stays bounded: no pass ever stops
 the world, and memory stays within a constant factor of what living versions could see.
 
+*Deferred bumps.* At a million digests, finding a leaf means waiting for memory, longer than all else a bump
+does. So a `Trie`'s bump only gives out the number and queues the digest; while further bumps come, the
+queue asks for the branch, then for the leaf, and by the time the write is carried out both are in the cache.
+Whatever reads, drafts or freezes the lineage carries out the queue first.
+
 *Deferred release.* A write lets go of nodes and values in its middle. They are noted in a `Debris` and
 released at its end, since releasing a value may run code that uses this very lineage.
 
@@ -52,7 +57,9 @@ from loomfast._native.nodes cimport (
     FOREIGN,
     FROZEN,
     FULL,
+    HIGHEST_COUNT,
     LEAF,
+    LEVELS,
     VALUE,
     Branch,
     Debris,
@@ -68,6 +75,7 @@ from loomfast._native.nodes cimport (
     discard,
     find_slot,
     leaf_bytes,
+    likely_slot,
     loom_prefetch,
     new_leaf,
     references,
@@ -84,6 +92,15 @@ cdef enum:
     POPS = 4  # how many dead records a write pops at most
     STRIDES = 8  # how many ranges that need no copy a sweep skips per write
     GRACE = 1024  # litter that is never worth a new lineage
+    QUEUE = 16  # how many bumps may be deferred, a power of two
+    HOT_LEVELS = 4  # of branches: those above the last of them fit into a core's own cache
+    LOOKAHEAD = 5  # how many bumps after its branch a leaf is asked for, and a slot after its leaf
+
+
+cdef struct Bump:  # a write that is deferred
+    u64 hash
+    Version* version  # NULL once nobody holds it
+    u32 number
 
 
 cdef struct Lineage:
@@ -96,15 +113,19 @@ cdef struct Lineage:
     u64 litter  # how many records and slots perhaps nobody sees
     u64 unswept  # the same, for what the sweep under way will clear
     u64 cursor  # where that sweep has got to
+    u64 size  # of the newest version, without what is queued
     bint sweeping
     bint keyed
+    u32 queued  # how many bumps have been queued
+    u32 applied  # how many of them have been carried out
+    Bump queue[16]  # by their number modulo 16
 
 
 cdef struct Version:
     Lineage* line  # NULL for a version that was empty from the start
     Version* older  # neighbours in the list of living versions
     Version* newer
-    u64 size
+    u64 size  # once the queue is carried out
     u32 number
     bint drafted  # whether nobody else has seen this number
 
@@ -149,7 +170,11 @@ cdef inline void end_if_deserted(Lineage* line) noexcept:  # as free_leaf
 cdef inline void leave(Version* version) noexcept:  # as free_leaf
     """End a version: the destructor of whatever holds it."""
     cdef Lineage* line = version.line
+    cdef u32 at
     if line != NULL:
+        for at in range(line.applied, line.queued):
+            if line.queue[at % QUEUE].version == version:
+                line.queue[at % QUEUE].version = NULL
         unlink(version)
         version.line = NULL
         end_if_deserted(line)
@@ -162,12 +187,15 @@ cdef inline u64 tolerance(u64 size, u64 living) noexcept:  # arithmetic: cannot 
 cdef inline Lineage* begin(Version* base, bint keyed) except NULL:
     """Begin a lineage whose version 0 equals `base`; the lineage of `base` is frozen."""
     cdef Lineage* origin = base.line
-    cdef Lineage* line = <Lineage*>PyMem_Calloc(1, sizeof(Lineage))
+    cdef Lineage* line
+    apply_all(base)
+    line = <Lineage*>PyMem_Calloc(1, sizeof(Lineage))
     if line == NULL:
         raise MemoryError()
     line.keyed = keyed
     line.newest = 1
     line.slots = base.size
+    line.size = base.size
     if origin != NULL:
         origin.newest = FROZEN
         line.root = origin.root
@@ -351,7 +379,7 @@ cdef inline Slot* claim(Lineage* line, u64 hash, PyObject* key, Debris* debris, 
         ref[0] = <size_t>new_leaf(1, line.keyed) | LEAF
     leaf = as_leaf(ref[0])
     if leaf.size and leaf.size == capacity(leaf.size):
-        leaf = <Leaf*>PyMem_Realloc(leaf, leaf_bytes(leaf.size * 2, line.keyed))
+        leaf = <Leaf*>PyMem_Realloc(leaf, leaf_bytes(capacity(leaf.size + 1), line.keyed))
         if leaf == NULL:
             raise MemoryError()
         ref[0] = <size_t>leaf | LEAF
@@ -359,9 +387,14 @@ cdef inline Slot* claim(Lineage* line, u64 hash, PyObject* key, Debris* debris, 
     return append_slot(leaf, hash, line.keyed)
 
 
-cdef inline int supersede(Lineage* line, Slot* slot, u64 word, u32 number, Debris* debris) except -1:
-    """Give a slot the word that version `number`, the newest, writes; keep the old one if somebody sees it."""
-    cdef Version* seer = line.tail
+cdef inline int supersede(
+    Lineage* line, Slot* slot, u64 word, u32 number, Version* writer, Debris* debris
+) except -1:
+    """Give a slot the word that version `number` writes; keep the old one if an older version sees it.
+
+    `writer` is that version, or NULL if nobody holds it any more.
+    """
+    cdef Version* seer = writer.older if writer != NULL else line.tail
     cdef Past* past
     cdef int patience = PATIENCE
     cdef int pops = POPS
@@ -372,7 +405,7 @@ cdef inline int supersede(Lineage* line, Slot* slot, u64 word, u32 number, Debri
             patience -= 1
         kept = patience == 0 or (seer != NULL and seer.number >= slot.number)
     if kept:
-        while seer != NULL and seer.number >= slot.number and patience:
+        while slot.past != NULL and seer != NULL and seer.number >= slot.number and patience:
             seer = seer.older
             patience -= 1
         # Now `seer` is the last living version before the slot's value came, unless patience ran out.
@@ -427,4 +460,81 @@ cdef inline int sweep(Lineage* line, Debris* debris) except -1:
             line.unswept = 0
         if done or debris.size > before:
             break
+    return 0
+
+
+# --- deferred bumps -------------------------------------------------------------------------------
+
+
+cdef inline int apply_next(Lineage* line) except -1:
+    """Carry out the oldest bump in the queue. If that raises, it is still there."""
+    cdef Bump* bump = &line.queue[line.applied % QUEUE]
+    cdef Debris debris
+    cdef bint fresh = False
+    cdef Slot* slot
+    debris.size = 0
+    try:
+        slot = claim(line, bump.hash, NULL, &debris, &fresh)
+        if fresh:
+            slot.word = 1
+            slot.number = bump.number
+            line.size += 1
+            line.slots += 1
+        else:
+            supersede(line, slot, min(slot.word + 1, HIGHEST_COUNT), bump.number, bump.version, &debris)
+        if bump.version != NULL:
+            bump.version.size = line.size
+        line.applied += 1
+        if line.sweeping:
+            sweep(line, &debris)
+    finally:
+        release(&debris, False)
+    return 0
+
+
+cdef inline int apply_all(Version* version) except -1:
+    """Carry out every deferred bump in the lineage of `version`."""
+    if version.line != NULL:
+        while version.line.applied != version.line.queued:
+            apply_next(version.line)
+    return 0
+
+
+cdef inline void* needed(Lineage* line, u64 hash, int levels, bint slot_too) noexcept:  # as look
+    """Return the address of what a bump needs `levels` levels down, or of its leaf or slot if that is higher."""
+    cdef size_t ref = line.root
+    cdef size_t* child
+    cdef int shift = 60
+    while ref and not ref & LEAF:
+        child = &as_branch(ref).child[(hash >> shift) & 15]
+        levels -= 1
+        if levels == 0:
+            return child
+        ref = child[0]
+        shift -= 4
+    return likely_slot(as_leaf(ref), hash, line.keyed) if ref and slot_too else as_leaf(ref)
+
+
+cdef inline int defer(Version* version, u64 hash) except -1:
+    """Bump `hash` in a version that may be written, by and by."""
+    cdef Lineage* line = version.line
+    cdef Bump* bump
+    cdef char* leaf
+    cdef u32 waiting = line.queued - line.applied
+    if waiting == QUEUE:
+        apply_next(line)
+    if waiting >= 2 * LOOKAHEAD:
+        bump = &line.queue[(line.queued - 2 * LOOKAHEAD) % QUEUE]
+        loom_prefetch(needed(line, bump.hash, LEVELS + 1, True))
+    if waiting >= LOOKAHEAD:
+        bump = &line.queue[(line.queued - LOOKAHEAD) % QUEUE]
+        leaf = <char*>needed(line, bump.hash, LEVELS + 1, False)
+        loom_prefetch(leaf)
+        loom_prefetch(leaf + sizeof(Leaf) - 1)
+    loom_prefetch(needed(line, hash, HOT_LEVELS, False))
+    bump = &line.queue[line.queued % QUEUE]
+    bump.hash = hash
+    bump.version = version
+    bump.number = version.number
+    line.queued += 1
     return 0

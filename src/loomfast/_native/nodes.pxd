@@ -27,13 +27,18 @@ cdef extern from *:
       #define loom_lowest_bit(word) __builtin_ctzll(word)
       #define loom_prefetch(p) __builtin_prefetch(p)
     #endif
+    #define loom_as_u64(value) \
+        (sizeof(size_t) == 8 ? PyLong_AsSize_t(value) : PyLong_AsUnsignedLongLong(value))
     #define LOOM_FROZEN 0xFFFFFFFFu
+    #define LOOM_MAX_COUNT 0x1FFFFFFFFFFFFFULL
     #define LOOM_ONES 0x0101010101010101ULL
     #define LOOM_HIGHS 0x8080808080808080ULL
     """
     const u32 FROZEN "LOOM_FROZEN"  # as `Lineage.newest`: equals no version's number
+    const u64 HIGHEST_COUNT "LOOM_MAX_COUNT"  # 2^53 - 1: beyond it, kernels in other languages would round
     const u64 ONES "LOOM_ONES"
     const u64 HIGHS "LOOM_HIGHS"
+    u64 loom_as_u64(object value) except? 0xFFFFFFFFFFFFFFFFULL  # the faster of two functions that do this
     int loom_lowest_bit(unsigned long long word) noexcept nogil  # a macro or an instruction: cannot raise
     void loom_prefetch(const void* address) noexcept nogil  # a hint: cannot raise
 
@@ -120,7 +125,12 @@ cdef inline u32* references(size_t ref) noexcept:  # a cast: cannot raise; both 
 
 
 cdef inline u32 capacity(u32 size) noexcept:  # arithmetic: cannot raise
-    cdef u32 slots = 4
+    """How many slots a leaf of `size` has room for: the fewer steps, the less is copied on growing."""
+    cdef u32 slots = FULL
+    if size <= 4:
+        return 4
+    if size <= 12:
+        return 12
     while slots < size:
         slots *= 2
     return slots
@@ -179,6 +189,19 @@ cdef inline Slot* find_slot(Leaf* leaf, u64 hash, PyObject* key, bint keyed) noe
         if slot.hash == hash and (not keyed or same_key(slot.key, key)):
             return slot
     return NULL
+
+
+cdef inline Slot* likely_slot(Leaf* leaf, u64 hash, bint keyed) noexcept:  # arithmetic: cannot raise
+    """Return the first slot whose tag fits, else the one to be appended, without looking at either."""
+    cdef u64 matches
+    cdef u64 wanted = (hash & 0xFF) * ONES
+    cdef u32 group
+    for group in range(0, 32, 8):
+        matches = leaf.tags[group >> 3] ^ wanted
+        matches = (matches - ONES) & ~matches & HIGHS
+        if matches:
+            return slot_at(leaf, group + (loom_lowest_bit(matches) >> 3), keyed)
+    return slot_at(leaf, leaf.size, keyed)
 
 
 cdef inline bint seen_as_of(Slot* slot, u32 number, u64* word) noexcept:  # follows pointers: cannot raise

@@ -7,7 +7,7 @@ from loomfast._native.nodes cimport u64
 cdef class Trie:
     cdef Version at
 
-    cdef u64 count(self, u64 digest) noexcept  # a look-up: cannot raise
+    cdef u64 count(self, u64 digest) except? 0
     cdef Trie bumped(self, u64 digest)
     cdef Trie drafted(self)
     cdef int bump_drafted(self, u64 digest) except -1

@@ -13,7 +13,9 @@ from cpython.unicode cimport PyUnicode_CheckExact
 from loomfast._native.lineage cimport (
     Lineage,
     Version,
+    apply_all,
     claim,
+    defer,
     end_if_deserted,
     equal,
     leave,
@@ -29,6 +31,7 @@ from loomfast._native.nodes cimport (
     Leaf,
     Py_INCREF,
     Slot,
+    loom_as_u64,
     mix,
     release,
     seen_as_of,
@@ -47,10 +50,6 @@ REVISION = 1
 # Counts are persisted as JSON numbers; beyond this, kernels in other languages would round them.
 MAX_COUNT = 2**53 - 1
 
-cdef extern from "Python.h":
-    u64 PyLong_AsUnsignedLongLong(object value) except? 0xFFFFFFFFFFFFFFFFULL
-
-cdef u64 _MAX_COUNT = MAX_COUNT
 cdef Py_ssize_t _WIDTH = 16
 cdef object _HEX = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
@@ -59,7 +58,7 @@ cdef u64 _checked_digest(object digest) except? 0:
     if not PyLong_CheckExact(digest):
         raise BadInputError(f"digest: must be an int, not {type(digest).__name__}")
     try:
-        return PyLong_AsUnsignedLongLong(digest)
+        return loom_as_u64(digest)
     except OverflowError:
         raise BadInputError("digest: must be in 0 <= digest < 2**64") from None
 
@@ -68,32 +67,6 @@ cdef u64 _hash_of(object key) except? 0:
     if not PyUnicode_CheckExact(key) and not PyLong_CheckExact(key):
         raise BadInputError(f"key: must be a str or an int, not {type(key).__name__}")
     return mix(<u64>PyObject_Hash(key))
-
-
-# --- writes to a version that may be written ------------------------------------------------------
-
-
-cdef int _count_up(Version* version, u64 hash) except -1:
-    cdef Debris debris
-    cdef bint fresh = False
-    cdef Slot* slot
-    debris.size = 0
-    try:
-        slot = claim(version.line, hash, NULL, &debris, &fresh)
-        if fresh:
-            slot.word = 1
-            slot.number = version.number
-            version.size += 1
-            version.line.slots += 1
-        elif slot.word >= _MAX_COUNT:
-            raise BadInputError(f"digest {unmix(hash):016x}: its count is at the maximum, {MAX_COUNT}")
-        else:
-            supersede(version.line, slot, slot.word + 1, version.number, &debris)
-        if version.line.sweeping:
-            sweep(version.line, &debris)
-    finally:
-        release(&debris, False)
-    return 0
 
 
 cdef int _give(Version* version, u64 hash, object key, object value) except -1:
@@ -111,7 +84,7 @@ cdef int _give(Version* version, u64 hash, object key, object value) except -1:
             version.size += 1
             version.line.slots += 1
         else:
-            supersede(version.line, slot, <u64><PyObject*>value, version.number, &debris)
+            supersede(version.line, slot, <u64><PyObject*>value, version.number, version, &debris)
         Py_INCREF(<PyObject*>value)
         if version.line.sweeping:
             sweep(version.line, &debris)
@@ -191,30 +164,32 @@ cdef class Trie:
     """An immutable count of stamped emits by digest (ADR 0102 D5)."""
 
     def __init__(self):
-        pass
+        pass  # so that arguments are refused
 
     def __dealloc__(self):
         leave(&self.at)
 
-    cdef u64 count(self, u64 digest) noexcept:  # a look-up: cannot raise
+    cdef u64 count(self, u64 digest) except? 0:
         cdef u64 word = 0
+        apply_all(&self.at)
         return word if look(&self.at, mix(digest), NULL, False, &word) else 0
 
     cdef Trie bumped(self, u64 digest):
         cdef Trie bumped = Trie.__new__(Trie)
         succeed(&bumped.at, &self.at, False)
-        _count_up(&bumped.at, mix(digest))
+        defer(&bumped.at, mix(digest))
         return bumped
 
     cdef Trie drafted(self):
         cdef Trie draft = Trie.__new__(Trie)
+        apply_all(&self.at)
         equal(&draft.at, &self.at)
         return draft
 
     cdef int bump_drafted(self, u64 digest) except -1:
         cdef Lineage* left = settle(&self.at, False)
         try:
-            _count_up(&self.at, mix(digest))
+            defer(&self.at, mix(digest))
         finally:
             if left != NULL:
                 end_if_deserted(left)
@@ -227,7 +202,7 @@ cdef class Trie:
     def bump(self, digest):
         """Return a version in which `digest` counts one more; this one stays as it is.
 
-        Raises `BadInputError` if `digest` is none or its count has reached `MAX_COUNT`.
+        A count that has reached `MAX_COUNT` stays there. Raises `BadInputError` if `digest` is none.
         """
         return self.bumped(_checked_digest(digest))
 
@@ -238,12 +213,13 @@ cdef class Trie:
     def bump_in_place(self, digest):
         """Count `digest` once more in this version. Only for a draft that nobody else has seen.
 
-        Raises `BadInputError` as `bump` does, and then has changed nothing.
+        Raises `BadInputError` as `bump` does.
         """
         self.bump_drafted(_checked_digest(digest))
 
     def items(self):
         """Iterate over `(digest, count)`, in an order of its own."""
+        apply_all(&self.at)
         return _entries(self, &self.at, False, True)
 
     def to_json(self):
@@ -279,19 +255,24 @@ cdef class Trie:
             slot.word = count
             slot.number = trie.at.number
             trie.at.size += 1
+            trie.at.line.size += 1
             trie.at.line.slots += 1
         return trie
 
     def __len__(self):
+        apply_all(&self.at)
         return self.at.size
 
     def __iter__(self):
+        apply_all(&self.at)
         return _entries(self, &self.at, False, False)
 
     def __eq__(self, other):
         if not isinstance(other, Trie):
             return NotImplemented
         cdef Trie trie = <Trie>other
+        apply_all(&self.at)
+        apply_all(&trie.at)
         if self.at.line == trie.at.line and self.at.number == trie.at.number:
             return True
         if self.at.size != trie.at.size:
@@ -333,7 +314,7 @@ def _checked_leaves(value):
                     if digest & 0xFFF != first << 8 | second << 4 | third:
                         raise BadSnapshotError(field, f"digest {name} belongs to another leaf")
                     if type(count) is not int or not 1 <= count <= MAX_COUNT:
-                        raise BadSnapshotError(f"{field}.{name}", f"must be a whole number from 1 to {MAX_COUNT}")
+                        raise BadSnapshotError(f"{field}.{name}", f"must be a whole number, 1 to {MAX_COUNT}")
                     yield digest, count
 
 
@@ -358,7 +339,7 @@ cdef class Table:
     """
 
     def __init__(self):
-        pass
+        pass  # so that arguments are refused
 
     def __dealloc__(self):
         leave(&self.at)

@@ -110,7 +110,7 @@ def encode(value: object) -> bytes:
     return _walk(value)[1].encode("utf-8")
 
 
-def decode(data: Any) -> object:
+def decode(data: Any) -> Any:
     """Return the value that `data` (bytes-like, or str) spells in JSON; all lists and dicts are new.
 
     Integers of any size are exact and halves of surrogate pairs survive. Raises `JsonTextError` with the byte

@@ -1,4 +1,5 @@
-"""The fold: `state = fold_events(state, events)`. This file specifies it; `_native/fold.pyx` is its fast copy.
+"""The fold: `state = fold_events(state, events)`. This file specifies it; `_native/fold.pyx` is its fast
+copy.
 
 What lives here: the in-memory form of one event (`Envelope`), the records a state is made of (`Step`,
 `Decision`, `Gate`), the state itself (`State`) and the two folds. What must not: clocks, stores, asyncio,
@@ -304,11 +305,11 @@ class Gate:
 class State:
     """What a log amounts to. A value: nothing changes it once it is made.
 
-    `execution_id`; `sequence` of the last folded event; `status`: `running`, `suspended`, `completed`, `failed`
-    or `cancelled`; `started` and `ended`: bodies of the first and the final EXECUTION_* event (`ended` is None
-    while it lives); `steps`: key -> `Step`; `decisions`: id -> `Decision`; `gates`: ordinal -> passed `Gate`;
-    `pending`: the open `Gate`, or None; `in_doubt`: how many steps are parked in doubt; `emits`: digest -> how
-    many stamped emits the log holds.
+    `execution_id`; `sequence` of the last folded event; `status`: `running`, `suspended`, `completed`,
+    `failed` or `cancelled`; `started` and `ended`: bodies of the first and the final EXECUTION_* event
+    (`ended` is None while it lives); `steps`: key -> `Step`; `decisions`: id -> `Decision`; `gates`: ordinal
+    -> passed `Gate`; `pending`: the open `Gate`, or None; `in_doubt`: how many steps are parked in doubt;
+    `emits`: digest -> how many stamped emits the log holds.
     """
 
     __slots__ = (
@@ -427,8 +428,8 @@ def fold_events(state: State | None, events: Iterable[Envelope | Mapping[str, An
 def fold_rows(state: State | None, execution_id: str, rows: Iterable[Row]) -> State:
     """Fold `(sequence, kind, subject, stamp, body)` rows, as a store keeps them, onto a state.
 
-    A row of an inert kind (see `loomfast._events`) or with a stamp needs neither subject nor body. A stamp may
-    be given as the signed 64-bit integer that databases keep. Otherwise as `fold_events`.
+    A row of an inert kind (see `loomfast._events`) or with a stamp needs neither subject nor body. A stamp
+    may be given as the signed 64-bit integer that databases keep. Otherwise as `fold_events`.
     """
     fold = _Pass(state)
     for sequence, kind, subject, stamp, body in rows:

@@ -118,7 +118,7 @@ class Trie(_Paths):
     def bump(self, digest: int) -> Trie:
         """Return a version in which `digest` counts one more; this one stays as it is.
 
-        Raises `BadInputError` if `digest` is none or its count has reached `MAX_COUNT`.
+        A count that has reached `MAX_COUNT` stays there. Raises `BadInputError` if `digest` is none.
         """
         bumped = self.draft()
         bumped.bump_in_place(digest)
@@ -134,12 +134,10 @@ class Trie(_Paths):
     def bump_in_place(self, digest: int) -> None:
         """Count `digest` once more in this version. Only for a draft that nobody else has seen.
 
-        Raises `BadInputError` as `bump` does, and then has changed nothing.
+        Raises `BadInputError` as `bump` does.
         """
         count = self.get(digest)
-        if count >= MAX_COUNT:
-            raise BadInputError(f"digest {digest:016x}: its count is at the maximum, {MAX_COUNT}")
-        self._own_leaf(digest & 0xFFF)[digest] = count + 1
+        self._own_leaf(digest & 0xFFF)[digest] = min(count + 1, MAX_COUNT)
         self._count += count == 0
 
     def items(self) -> Iterator[tuple[int, int]]:
@@ -204,9 +202,7 @@ def _checked_leaves(value: object) -> Iterator[tuple[int, int]]:
                     if digest & 0xFFF != first << 8 | second << 4 | third:
                         raise BadSnapshotError(field, f"digest {name} belongs to another leaf")
                     if type(count) is not int or not 1 <= count <= MAX_COUNT:
-                        raise BadSnapshotError(
-                            f"{field}.{name}", f"must be a whole number from 1 to {MAX_COUNT}"
-                        )
+                        raise BadSnapshotError(f"{field}.{name}", f"must be a whole number, 1 to {MAX_COUNT}")
                     yield digest, count
 
 

@@ -2,8 +2,9 @@
 
 Theory of operation
 -------------------
-A caller who chooses an execution id wants a repeat of the trigger to meet the same execution. So the bootstrap
-is appended, and awaited, before anything is folded or run; the store's uniqueness decides who is first.
+A caller who chooses an execution id wants a repeat of the trigger to meet the same execution. So the
+bootstrap is appended, and awaited, before anything is folded or run; the store's uniqueness decides who is
+first.
 
 A conflict is confirmed, not trusted: behind a coalescing store the error may describe somebody else's write.
 
@@ -82,7 +83,7 @@ async def _confirm(store: EventStore, envelope: Envelope, error: Exception) -> N
 
 
 def _is(error: Exception, conflict: type[Exception]) -> bool:
-    """Match by class, and by name: a second copy of loomfast must not turn a conflict into a storage failure."""
+    """Match by class and by name: a second copy of loomfast must not make a conflict a storage failure."""
     return isinstance(error, conflict) or any(
         cls.__name__ == conflict.__name__ and cls.__name__ in _CONFLICT_NAMES for cls in type(error).__mro__
     )

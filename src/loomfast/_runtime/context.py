@@ -76,9 +76,10 @@ class WorkflowContext:
         """Run a step once per execution and return its output in JSON form.
 
         Served from the log when it has completed, or failed through a declared class (which is then raised).
-        `key` gives the call an identity of its own; by default it is the step's id, with `#1`, `#2` … for later
-        calls. Raises `JsonFormError` for an input without JSON form, `DeterminismError` when the log recorded
-        this key with another input, and whatever the effect raises. Cancelling it cancels the effect.
+        `key` gives the call an identity of its own; by default it is the step's id, with `#1`, `#2` … for
+        later calls. Raises `JsonFormError` for an input without JSON form, `DeterminismError` when the log
+        recorded this key with another input, and whatever the effect raises. Cancelling it cancels the
+        effect.
         """
         self._check()
         definition = step if isinstance(step, StepDefinition) else define_step(step)
@@ -138,9 +139,10 @@ class WorkflowContext:
     ) -> Any:
         """Make a choice once per execution and return it in JSON form.
 
-        `decider` is called with `context` if it takes a parameter, and may be async. `context`, `alternatives`
-        and `policy` (`{id, version, propensity}`) are recorded beside the choice. A later call of the same id is
-        a decision of its own (`id#1` …). What the decider raises is raised here and not recorded.
+        `decider` is called with `context` if it takes a parameter, and may be async. `context`,
+        `alternatives` and `policy` (`{id, version, propensity}`) are recorded beside the choice. A later call
+        of the same id is a decision of its own (`id#1` …). What the decider raises is raised here and not
+        recorded.
         """
         self._check()
         name = self._decisions.next(id)
@@ -175,7 +177,8 @@ class WorkflowContext:
     async def suspend(
         self, on: str, *, correlation_key: str | None = None, wake_at: int | None = None
     ) -> Any:
-        """Wait for an answer: park the execution until `resume` brings an event of type `on`; return its payload.
+        """Wait for an answer: park the execution until `resume` brings an event of type `on`; return its
+        payload.
 
         Gates are matched by order: the i-th `suspend` of a run is the i-th gate of the log. `correlation_key`
         is what an answer must name to fit; `wake_at` (ms) is when a timer answers instead. Raises
@@ -208,10 +211,10 @@ class WorkflowContext:
     def emit(self, event_type: str, payload: object = None) -> Room:
         """Append an event once per execution: a re-run that proves it was made already appends nothing.
 
-        Its content, within its gate segment, is its identity (ADR 0102, D2 and D3). Works from the thread of a
-        sync step, where it is appended without a stamp. Raises `JsonFormError` where the store persists JSON;
-        the memory store takes such a payload, unstamped. Await the result to wait for room in the journal; a
-        flow that emits without end and never awaits holds the whole queue in memory.
+        Its content, within its gate segment, is its identity (ADR 0102, D2 and D3). Works from the thread of
+        a sync step, where it is appended without a stamp. Raises `JsonFormError` where the store persists
+        JSON; the memory store takes such a payload, unstamped. Await the result to wait for room in the
+        journal; a flow that emits without end and never awaits holds the whole queue in memory.
         """
         if event_type in ev.RESERVED:
             raise BadInputError(f"{event_type!r} is a kernel fact; a flow cannot emit it")
@@ -265,7 +268,10 @@ class WorkflowContext:
             await asyncio.wait(tuple(self._attempts))
 
     def end(self) -> bool:
-        """End the run: later calls raise. Return whether it reached a gate, whatever the flow made of the signal."""
+        """End the run: later calls raise.
+
+        Return whether it reached a gate, whatever the flow made of the signal.
+        """
         self._ended = True
         self.close()
         return self._suspended

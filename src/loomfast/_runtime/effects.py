@@ -116,7 +116,10 @@ class Attempt:
         return decode(body)["output"]
 
     def task_done(self) -> None:
-        """The task of this attempt is done. One that was cancelled before it could begin never entered `run`."""
+        """The task of this attempt is done.
+
+        One that was cancelled before it could begin never entered `run`.
+        """
         if not self._entered:
             self._cancelled()
         if not self._threaded:

@@ -64,7 +64,7 @@ class DrivenExecution:
             while True:
                 await self._run()
                 await self.journal.drain()
-                # An answer may have been taken in while this run was still unwinding: then there is more to run.
+                # An answer may have come while this run was still unwinding: then there is more to run.
                 if self.journal.state.status != RUNNING:
                     break
         except StorageWriteError:
@@ -105,7 +105,10 @@ class DrivenExecution:
             journal.commit(fact, body)
 
     def _stopped(self, error: BaseException) -> bool:
-        """Whether the run was stopped from outside: by `close`, or with the loop it is on. That is no outcome."""
+        """Whether the run was stopped from outside: by `close`, or with the loop it is on.
+
+        That is no outcome.
+        """
         task = asyncio.current_task()
         cancelled = isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
         return self.closing or cancelled
@@ -115,7 +118,10 @@ class DrivenExecution:
             self._task.cancel()
 
     async def close(self) -> None:
-        """Stop driving without recording an outcome: closing a process is not a cancellation. Drains what is queued."""
+        """Stop driving without recording an outcome: closing a process is not a cancellation.
+
+        Drains what is queued.
+        """
         self.closing = True
         if self._context is not None:
             self._context.close()

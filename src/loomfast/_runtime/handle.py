@@ -19,8 +19,8 @@ RESTING = ENDED | {SUSPENDED}
 class ExecutionHandle:
     """Refers to one execution by its id.
 
-    A handle that `start`, `resume` or `recover` returned also remembers why the run it began could not go on, if
-    it could not; it keeps nothing else.
+    A handle that `start`, `resume` or `recover` returned also remembers why the run it began could not go on,
+    if it could not; it keeps nothing else.
     """
 
     __slots__ = ("_failure", "_runtime", "execution_id")
@@ -40,8 +40,8 @@ class ExecutionHandle:
     async def rest(self) -> State:
         """Wait until the execution rests (suspended or ended) and return its durable state.
 
-        Raises `StorageWriteError` when it rests because a write failed, `UnknownExecutionError` when there is no
-        such execution. Cancelling the wait does not touch the execution.
+        Raises `StorageWriteError` when it rests because a write failed, `UnknownExecutionError` when there is
+        no such execution. Cancelling the wait does not touch the execution.
         """
         return await self._reach(RESTING)
 

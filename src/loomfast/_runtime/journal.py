@@ -7,15 +7,15 @@ Theory of operation
 -------------------
 `commit` gives an event the next sequence, folds it into `state`, tells `on_event`, and queues it; it does not
 wait. A single writer task takes what has queued up and appends it, in order, one batch at a time, so that the
-log on the store is always a prefix of the log in memory. `drain` waits until the queue is empty: a suspension,
-a completion or an at-most-once effect is acknowledged only behind it.
+log on the store is always a prefix of the log in memory. `drain` waits until the queue is empty: a
+suspension, a completion or an at-most-once effect is acknowledged only behind it.
 
-A failed write is final. The journal keeps the error, drops the queue and calls `on_failure`; from then on every
-`commit` raises `AbortSignal`, whatever the flow has caught. What was folded beyond the last durable event never
-happened, and dies with the run.
+A failed write is final. The journal keeps the error, drops the queue and calls `on_failure`; from then on
+every `commit` raises `AbortSignal`, whatever the flow has caught. What was folded beyond the last durable
+event never happened, and dies with the run.
 
-`adopt` takes in an event that is durable already (a bootstrap, the answer to a gate): everything that `commit`
-does, except the append (ADR 0103, D1).
+`adopt` takes in an event that is durable already (a bootstrap, the answer to a gate): everything that
+`commit` does, except the append (ADR 0103, D1).
 
 Memory is bounded by the callers: whoever commits in a loop awaits `room`.
 """
@@ -87,7 +87,10 @@ class ExecutionJournal:
         return self._state
 
     def envelope(self, draft: Draft, *, ahead: int = 0, extra: bytes | None = None) -> Envelope:
-        """Build the envelope that would come next (`ahead` places further on). The one builder of envelopes."""
+        """Build the envelope that would come next (`ahead` places further on).
+
+        The one builder of envelopes.
+        """
         return Envelope(
             self.execution_id,
             self._next + ahead,
@@ -128,7 +131,8 @@ class ExecutionJournal:
         call(self._hooks.on_commit, envelope)
 
     async def drain(self) -> None:
-        """Return once everything committed before this call is durable; raise the `StorageWriteError` if it cannot be.
+        """Return once everything committed before this call is durable; raise the `StorageWriteError` if it
+        cannot be.
 
         Cancelling the wait changes nothing about the writes.
         """

@@ -49,10 +49,11 @@ def ulid_factory() -> Callable[[], str]:
 class WorkflowRuntime:
     """Runs flows on an event store.
 
-    `flows` are the flows that `resume` and `recover` may meet in the store; `start` adds its own. `determinism`
-    says what becomes of a re-run that asks the log a different question than it answers: `error` (the default: the
-    run fails loudly and nothing is appended past the difference), `warn` or `ignore`. `clock` and `id_factory`
-    are injected so that a run can be repeated exactly. `step_threads` bounds the threads of sync steps.
+    `flows` are the flows that `resume` and `recover` may meet in the store; `start` adds its own.
+    `determinism` says what becomes of a re-run that asks the log a different question than it answers:
+    `error` (the default: the run fails loudly and nothing is appended past the difference), `warn` or
+    `ignore`. `clock` and `id_factory` are injected so that a run can be repeated exactly. `step_threads`
+    bounds the threads of sync steps.
 
     One runtime belongs to one event loop. Use it as an async context manager, or call `close`.
     """
@@ -107,9 +108,10 @@ class WorkflowRuntime:
         """Start an execution and return its handle; the flow runs on in the background.
 
         With `execution_id`, start is start-once (ADR 0103): sequence 0 is durable before the body runs, and a
-        repeat raises `ExecutionAlreadyExistsError` with no effect run and no event delivered. Without, a new id is
-        made and nothing is waited for. Raises `InputValidationError`, `JsonFormError`, and with a chosen id
-        `StorageWriteError` or `StartFencedOutError`. Cancelled with a chosen id, the execution may exist.
+        repeat raises `ExecutionAlreadyExistsError` with no effect run and no event delivered. Without, a new
+        id is made and nothing is waited for. Raises `InputValidationError`, `JsonFormError`, and with a
+        chosen id `StorageWriteError` or `StartFencedOutError`. Cancelled with a chosen id, the execution may
+        exist.
         """
         self._check_open()
         definition = self.register(flow)
@@ -143,12 +145,12 @@ class WorkflowRuntime:
     ) -> ExecutionHandle:
         """Answer the pending gate of an execution, and drive it on.
 
-        The answer is checked against the flow's schema for that gate before anything is written; the gate's event
-        and EXECUTION_RESUMED are then one atomic append, and only then does the body run. `gate` is the ordinal
-        the answer is meant for, if the caller knows it. Raises `UnknownExecutionError`, `GateRefusedError` (not
-        waiting, waiting for something else, or somebody else's answer was first), `InputValidationError`,
-        `JsonFormError`, `StorageWriteError`. Cancelled while the store works, the answer is written whole or not at
-        all.
+        The answer is checked against the flow's schema for that gate before anything is written; the gate's
+        event and EXECUTION_RESUMED are then one atomic append, and only then does the body run. `gate` is the
+        ordinal the answer is meant for, if the caller knows it. Raises `UnknownExecutionError`,
+        `GateRefusedError` (not waiting, waiting for something else, or somebody else's answer was first),
+        `InputValidationError`, `JsonFormError`, `StorageWriteError`. Cancelled while the store works, the
+        answer is written whole or not at all.
         """
         self._check_open()
         live = self._live(execution_id)
@@ -221,8 +223,8 @@ class WorkflowRuntime:
     async def recover(self, execution_id: str) -> ExecutionHandle:
         """Drive on an execution whose process died while it ran; one that rests is left as it is.
 
-        Raises `UnknownExecutionError`, `UnknownFlowError`. The caller sees to it that nobody else drives it; if
-        somebody does, the store's uniqueness lets one of the two go on.
+        Raises `UnknownExecutionError`, `UnknownFlowError`. The caller sees to it that nobody else drives it;
+        if somebody does, the store's uniqueness lets one of the two go on.
         """
         self._check_open()
         live = self._live(execution_id)
@@ -253,8 +255,8 @@ class WorkflowRuntime:
     ) -> State:
         """Wait until the execution has one of `statuses`, durably, and return its state.
 
-        An execution driven elsewhere is looked at every `POLL_S` seconds. Raises `UnknownExecutionError`, what
-        keeps an execution driven here from resting (`StorageWriteError`, `RuntimeClosedError`), and what
+        An execution driven elsewhere is looked at every `POLL_S` seconds. Raises `UnknownExecutionError`,
+        what keeps an execution driven here from resting (`StorageWriteError`, `RuntimeClosedError`), and what
         `failure` returns once nobody here drives the execution.
         """
         state: State | None = None
@@ -282,7 +284,8 @@ class WorkflowRuntime:
     async def close(self) -> None:
         """Stop driving, without recording an outcome for anything, and drain what is queued. Idempotent.
 
-        Every execution stays as the log has it and can be recovered. The store stays open: it is the caller's.
+        Every execution stays as the log has it and can be recovered. The store stays open: it is the
+        caller's.
         """
         self._closed = True
         for live in tuple(self._driven.values()):

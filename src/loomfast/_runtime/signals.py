@@ -1,8 +1,8 @@
 """What unwinds a run without being an error of the flow.
 
-They derive from `BaseException`, so that a flow's `except Exception` cannot eat them. A flow that catches more
-than that changes nothing: the context remembers that its run has reached a gate, and the journal that a write
-has failed.
+They derive from `BaseException`, so that a flow's `except Exception` cannot eat them. A flow that catches
+more than that changes nothing: the context remembers that its run has reached a gate, and the journal that a
+write has failed.
 """
 
 from __future__ import annotations

@@ -30,6 +30,9 @@ class SqliteEventStore(EventStore):
     `synchronous="FULL"` against a power failure, with `"NORMAL"` against the end of the process (after a
     power failure the newest appends may be gone; what is left is whole and in order).
 
+    Do not open the same file with the `sqlite3` module in the same process: that is a second copy of SQLite,
+    and by closing the file it would drop this store's locks. In another process anything may read it.
+
     A write that finds the database locked by another process waits in the writer thread for at most
     `busy_timeout_ms` and is then refused with `StoreBusyError`. A caller that is cancelled stops waiting at
     once; its write happens whole or not at all.

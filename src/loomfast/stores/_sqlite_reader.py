@@ -10,10 +10,11 @@ even read from their overflow pages.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any, Final
+
+import apsw
 
 from loomfast import _events as ev
 from loomfast._errors import LoomError, StoreReadError
@@ -42,7 +43,7 @@ _ALL = (
 )
 _LIST = "SELECT id, flow_id, status, last_sequence, number FROM executions WHERE "
 
-Query = Callable[[sqlite3.Connection], Any]
+Query = Callable[[apsw.Connection], Any]
 
 
 class Read(Call):
@@ -65,7 +66,7 @@ class Reader(Worker):
         self._busy_timeout_ms = busy_timeout_ms
 
     def run(self) -> None:
-        connection: sqlite3.Connection | None = None
+        connection: apsw.Connection | None = None
         try:
             while (call := self.queue.get()) is not None:
                 assert isinstance(call, Read)
@@ -100,7 +101,7 @@ def _span(number: int, first: int, last: int | None) -> tuple[int, int]:
     return (number << 32) + low, (number << 32) + high if high >= low else -1
 
 
-def _find(connection: sqlite3.Connection, execution_id: str) -> tuple[int, int, bool] | None:
+def _find(connection: apsw.Connection, execution_id: str) -> tuple[int, int, bool] | None:
     """The number, last sequence and odd-text flag of an execution that has events."""
     row: tuple[int, int, bool] | None = connection.execute(
         "SELECT number, last_sequence, odd_text FROM executions WHERE id = ? AND last_sequence > ?",
@@ -110,7 +111,7 @@ def _find(connection: sqlite3.Connection, execution_id: str) -> tuple[int, int, 
 
 
 def read_range(
-    connection: sqlite3.Connection, execution_id: str, first: int, last: int | None
+    connection: apsw.Connection, execution_id: str, first: int, last: int | None
 ) -> list[Envelope]:
     found = _find(connection, execution_id)
     if found is None:
@@ -118,7 +119,7 @@ def read_range(
     return [to_event(execution_id, row) for row in connection.execute(_RANGE, _span(found[0], first, last))]
 
 
-def fold(connection: sqlite3.Connection, execution_id: str, state: State | None) -> State | None:
+def fold(connection: apsw.Connection, execution_id: str, state: State | None) -> State | None:
     found = _find(connection, execution_id)
     if found is None:
         return state
@@ -135,13 +136,13 @@ def fold(connection: sqlite3.Connection, execution_id: str, state: State | None)
     return state if head is None else fold_rows(state, execution_id, chain((head,), rows))
 
 
-def last_sequence(connection: sqlite3.Connection, execution_id: str) -> int | None:
+def last_sequence(connection: apsw.Connection, execution_id: str) -> int | None:
     found = _find(connection, execution_id)
     return None if found is None else found[1]
 
 
 def list_executions(
-    connection: sqlite3.Connection, status: str | None, after: int, limit: int
+    connection: apsw.Connection, status: str | None, after: int, limit: int
 ) -> list[ExecutionSummary]:
     if status is None:
         rows = connection.execute(
@@ -157,7 +158,7 @@ def list_executions(
     ]
 
 
-def read_all(connection: sqlite3.Connection, after: int, limit: int) -> list[PositionedEvent]:
+def read_all(connection: apsw.Connection, after: int, limit: int) -> list[PositionedEvent]:
     rows = connection.execute(_ALL, (after, limit))
     return [
         PositionedEvent(position, to_event(load_text(execution_id), row))

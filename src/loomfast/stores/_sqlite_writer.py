@@ -22,11 +22,12 @@ rows are inserted many to a statement, and a transaction costs a handful of stat
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
+
+import apsw
 
 from loomfast._errors import LoomError, StorageError, StorageWriteError, StoreBusyError
 from loomfast._kernels import Envelope, decode, encode
@@ -97,7 +98,7 @@ class Writer(Worker):
             return
         try:
             connection = schema.open_writer(self._path, self._synchronous, self._busy_timeout_ms)
-        except sqlite3.Error as cause:
+        except apsw.Error as cause:
             error = StorageError(None, f"{self._path}: cannot be opened: {cause}")
             error.__cause__ = cause
             deliver([(call, error)])
@@ -112,7 +113,7 @@ class Writer(Worker):
         finally:
             connection.close()
 
-    def _serve(self, connection: sqlite3.Connection) -> None:
+    def _serve(self, connection: apsw.Connection) -> None:
         ledger = _Ledger(connection)
         ending = False
         while not ending:
@@ -177,7 +178,7 @@ def _failed(call: Call, cause: Exception) -> LoomError:
 class _Ledger:
     """The writer's connection, and what it knows of the database between transactions."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
         self._version = -1
         self._heads: dict[str, Head] = {}
@@ -198,13 +199,13 @@ class _Ledger:
         return outcomes
 
     def _refresh(self, calls: list[Call]) -> None:
-        version = self._connection.execute("PRAGMA data_version").fetchone()[0]
+        version = self._connection.pragma("data_version")
         if version != self._version:
             self._heads.clear()
             self._position, self._number = self._connection.execute(
                 "SELECT (SELECT ifnull(max(position), 0) FROM events),"
                 " (SELECT ifnull(max(number), 0) FROM executions)"
-            ).fetchone()
+            ).get
             self._version = version
         elif len(self._heads) > MAX_HEADS:
             self._heads.clear()
