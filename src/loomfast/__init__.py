@@ -7,6 +7,7 @@ A flow is a plain async function. Everything it does becomes an event in an appe
 from typing import TYPE_CHECKING, Any
 
 from loomfast._core.definitions import FlowDefinition, StepDefinition, flow, step
+from loomfast._core.retry import RetryPolicy
 from loomfast._errors import (
     BadInputError,
     BadSnapshotError,
@@ -17,6 +18,7 @@ from loomfast._errors import (
     DuplicateSequenceError,
     ExecutionAlreadyExistsError,
     ExecutionCancelledError,
+    ExecutionEndedError,
     ExecutionFailedError,
     FlowError,
     GateRefusedError,
@@ -34,6 +36,8 @@ from loomfast._errors import (
     StaleKernelError,
     StartFencedOutError,
     StepFailedError,
+    StepRefusedError,
+    StepTimeoutError,
     StorageError,
     StorageWriteError,
     StoreBusyError,
@@ -94,6 +98,7 @@ __all__ = [
     "EventStore",
     "ExecutionAlreadyExistsError",
     "ExecutionCancelledError",
+    "ExecutionEndedError",
     "ExecutionFailedError",
     "ExecutionHandle",
     "ExecutionJournal",
@@ -111,6 +116,7 @@ __all__ = [
     "MalformedEventError",
     "MemoryEventStore",
     "PositionedEvent",
+    "RetryPolicy",
     "RunOverError",
     "RuntimeClosedError",
     "SqliteEventStore",
@@ -120,6 +126,8 @@ __all__ = [
     "State",
     "StepDefinition",
     "StepFailedError",
+    "StepRefusedError",
+    "StepTimeoutError",
     "StorageError",
     "StorageWriteError",
     "StoreBusyError",

@@ -321,6 +321,29 @@ class GateRefusedError(ConflictError):
         self.reason = reason
 
 
+class StepRefusedError(ConflictError):
+    """What was said about a step does not fit the execution as it stands."""
+
+    code = "step-refused"
+    hint = "Load the state and look at its steps."
+
+    def __init__(self, execution_id: str, key: str, reason: str) -> None:
+        super().__init__(execution_id, f"execution {execution_id!r}, step {key!r}: {reason}")
+        self.key = key
+        self.reason = reason
+
+
+class ExecutionEndedError(ConflictError):
+    """The execution has ended otherwise than was asked for."""
+
+    code = "execution-ended"
+    hint = "An ended execution keeps its outcome; fork it to take another way."
+
+    def __init__(self, execution_id: str, status: str) -> None:
+        super().__init__(execution_id, f"execution {execution_id!r} has already ended: {status}")
+        self.status = status
+
+
 class FlowError(LoomError):
     """Something a flow did, or met."""
 
@@ -360,6 +383,17 @@ class StepFailedError(FlowError):
         super().__init__(f"step {key!r} failed: {error['type']}: {error['message']}")
         self.key = key
         self.error = error
+
+
+class StepTimeoutError(FlowError, TimeoutError):
+    """An attempt of a step took longer than the step's `timeout_s`. Its effect may still be running."""
+
+    code = "step-timeout"
+
+    def __init__(self, key: str, timeout_s: float) -> None:
+        super().__init__(f"step {key!r} took longer than {timeout_s} s")
+        self.key = key
+        self.timeout_s = timeout_s
 
 
 class ExecutionFailedError(FlowError):

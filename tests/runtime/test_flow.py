@@ -374,29 +374,6 @@ async def test_a_gate_in_a_task_group_parks_the_whole_flow_and_keeps_the_other_b
     assert calls == ["slow"]
 
 
-async def test_a_re_run_that_asks_another_question_is_refused_by_default(open_store: OpenStore) -> None:
-    """F05."""
-
-    @lf.step
-    async def charge(amount: int) -> int:
-        return amount
-
-    amounts = iter((1, 2))
-
-    @lf.flow
-    async def flow(ctx: lf.WorkflowContext, input: Any) -> Any:
-        charged = await ctx.run(charge, next(amounts))
-        await ctx.suspend("go")
-        return charged
-
-    async with open_store() as store, runtime(store, flow) as rt:
-        handle = await rt.start(flow)
-        await handle.rest()
-        await rt.resume(handle.execution_id, "go")
-        with pytest.raises(lf.ExecutionFailedError, match="DeterminismError"):
-            await handle.result()
-
-
 async def test_what_a_flow_may_not_emit_or_wait_for_is_refused_at_the_call(open_store: OpenStore) -> None:
     refusals: list[str] = []
 

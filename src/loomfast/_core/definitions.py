@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, overload
 
+from loomfast._core.retry import RetryPolicy
 from loomfast._errors import BadInputError
 
 FlowFunction: TypeAlias = Callable[[Any, Any], Coroutine[Any, Any, Any]]
@@ -35,15 +36,21 @@ class FlowDefinition:
 
 @dataclass(frozen=True, slots=True)
 class StepDefinition:
-    """A step: its effect, its identity, and the exception classes that are part of its result.
+    """A step: its effect, its identity, and how its attempts go.
 
-    A failure of a declared class is settled: a re-run is served it. Any other failure is not, and the step
-    executes again.
+    `failures` are the exception classes that are part of its result: such a failure is settled, and a re-run
+    is served it. Any other failure is not, and the step executes again: within the run as `retry` says, and
+    in a later run in any case. `timeout_s` bounds one attempt, in seconds. `at_most_once` makes STEP_STARTED
+    durable before the effect runs; an attempt that a later run finds without a settled outcome is never
+    repeated, but parks the execution in doubt until `WorkflowRuntime.resolve_in_doubt`.
     """
 
     id: str
     effect: Effect
     failures: tuple[type[Exception], ...]
+    timeout_s: float | None
+    retry: RetryPolicy | None
+    at_most_once: bool
     wants_context: bool
     wants_input: bool
     is_async: bool
@@ -93,7 +100,12 @@ def flow(
 def step(effect: Effect, /) -> StepDefinition: ...
 @overload
 def step(
-    *, id: str | None = None, failures: tuple[type[Exception], ...] = ()
+    *,
+    id: str | None = None,
+    failures: tuple[type[Exception], ...] = (),
+    timeout_s: float | None = None,
+    retry: RetryPolicy | None = None,
+    at_most_once: bool = False,
 ) -> Callable[[Effect], StepDefinition]: ...
 def step(
     effect: Effect | None = None,
@@ -101,26 +113,41 @@ def step(
     *,
     id: str | None = None,
     failures: tuple[type[Exception], ...] = (),
+    timeout_s: float | None = None,
+    retry: RetryPolicy | None = None,
+    at_most_once: bool = False,
 ) -> StepDefinition | Callable[[Effect], StepDefinition]:
-    """Declare a function a step.
+    """Declare a function a step; `id` (default: the function's name) is its identity in the log.
 
-    `id` (default: the function's name) is its identity in the log; `failures` are the exception classes that
-    are part of its result and are served on re-runs.
+    The other parameters are those of `StepDefinition`. Raises `BadInputError` for a function no step can
+    call, a timeout that is not positive, or `retry` on a step that is `at_most_once`.
     """
 
     def declare(effect: Effect) -> StepDefinition:
-        return define_step(effect, id=id, failures=failures)
+        return define_step(
+            effect, id=id, failures=failures, timeout_s=timeout_s, retry=retry, at_most_once=at_most_once
+        )
 
     return declare if effect is None else declare(effect)
 
 
 def define_step(
-    effect: Effect, *, id: str | None = None, failures: tuple[type[Exception], ...] = ()
+    effect: Effect,
+    *,
+    id: str | None = None,
+    failures: tuple[type[Exception], ...] = (),
+    timeout_s: float | None = None,
+    retry: RetryPolicy | None = None,
+    at_most_once: bool = False,
 ) -> StepDefinition:
-    """Read an effect's signature and make its step. Raises `BadInputError` for one no step can call."""
+    """Read an effect's signature and make its step; see `step`."""
     name = id or _name(effect)
     if "#" in name:
         raise BadInputError(f"step id {name!r}: '#' is kept for the keys of repeated calls")
+    if timeout_s is not None and not 0 < timeout_s < float("inf"):
+        raise BadInputError(f"step {name!r}: timeout_s={timeout_s} must be a positive number of seconds")
+    if at_most_once and retry is not None:
+        raise BadInputError(f"step {name!r}: a step that runs at most once cannot be retried")
     positional = [
         parameter
         for parameter in inspect.signature(effect).parameters.values()
@@ -134,6 +161,9 @@ def define_step(
         name,
         effect,
         tuple(failures),
+        timeout_s,
+        retry,
+        at_most_once,
         wants_context,
         wants_input=len(positional) > wants_context,
         is_async=inspect.iscoroutinefunction(effect),

@@ -33,7 +33,9 @@ class RetryPolicy:
         if self.max_attempts < 1:
             raise BadInputError(f"max_attempts={self.max_attempts}: must be 1 or more")
         if not 0 <= self.initial_s <= self.max_s < float("inf"):
-            raise BadInputError(f"initial_s={self.initial_s}, max_s={self.max_s}: need 0 <= initial_s <= max_s")
+            raise BadInputError(
+                f"initial_s={self.initial_s}, max_s={self.max_s}: need 0 <= initial_s <= max_s"
+            )
         if not 1 <= self.multiplier < float("inf"):
             raise BadInputError(f"multiplier={self.multiplier}: must be 1 or more")
         if not 0 <= self.jitter <= 1:

@@ -11,50 +11,60 @@ given back is parsed afresh, so no value is shared between a flow and the log.
 from __future__ import annotations
 
 import asyncio
+import datetime
 import inspect
 import logging
+import math
+import uuid
 from collections.abc import Callable
-from concurrent.futures import Executor
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from loomfast import _events as ev
+from loomfast._core.answers import TIMER_FIRED, released
 from loomfast._core.definitions import Effect, StepDefinition, define_step
 from loomfast._core.emit_rule import EmitRule, Verdict
 from loomfast._core.keys import CallKeys
 from loomfast._errors import BadInputError, DeterminismError, JsonFormError, RunOverError
-from loomfast._kernels import canonical, encode, encode_digest, fnv1a64, format_digest
-from loomfast._runtime.effects import Attempt, EffectContext, served_failure
+from loomfast._kernels import State, canonical, encode, encode_digest, fnv1a64, format_digest
+from loomfast._runtime.deps import RunDeps
+from loomfast._runtime.effects import EffectTools, LiveStep, served_failure
 from loomfast._runtime.journal import ExecutionJournal, Room
-from loomfast._runtime.signals import AbortSignal, SuspendSignal
+from loomfast._runtime.signals import AbortSignal, CancelSignal, SuspendSignal
 from loomfast._runtime.threads import LoopCalls
 from loomfast._runtime.ui import SurfacePatches
 
 logger = logging.getLogger("loomfast")
 
-DeterminismPolicy: TypeAlias = Literal["error", "warn", "ignore"]
+# The last millisecond of the year 9999, in UTC.
+LAST_MS = 253_402_300_799_999
 
 
 class WorkflowContext:
     """The syscalls of one run. It belongs to that run: a call after its end raises `RunOverError`."""
 
-    def __init__(
-        self,
-        journal: ExecutionJournal,
-        *,
-        persists_json: bool,
-        determinism: DeterminismPolicy,
-        executor: Executor | None,
-    ) -> None:
+    def __init__(self, journal: ExecutionJournal, deps: RunDeps) -> None:
         self._journal = journal
+        self._deps = deps
         self._rule = EmitRule()
         self._steps = CallKeys()
         self._decisions = CallKeys()
-        self._attempts: dict[asyncio.Task[Any], Attempt] = {}
+        self._consumed = 0
+        self._patches: dict[str, bool] = {}
+        self._live: dict[asyncio.Task[Any], LiveStep] = {}
         self._calls = LoopCalls()
-        self._persists_json = persists_json
-        self._determinism = determinism
-        self._executor = executor
-        self._suspended = False
+        self._tools = EffectTools(
+            journal,
+            self._rule,
+            self._calls,
+            deps.clock,
+            deps.executor,
+            deps.middleware,
+            deps.persists_json,
+        )
+        self._warned: set[str] = set()
+        self.parked = False
+        self.cancelled = False
+        self.divergence: DeterminismError | None = None
         self._ended = False
         self.ui = SurfacePatches(self.emit)
 
@@ -84,9 +94,9 @@ class WorkflowContext:
         self._check()
         definition = step if isinstance(step, StepDefinition) else define_step(step)
         name = self._steps.next(definition.id, key)
-        body = canonical(input)
-        asked = format_digest(fnv1a64(body))
+        asked = format_digest(fnv1a64(canonical(input)))
         known = self._journal.state.steps.get(name)
+        self._consumed += 1
         if known is not None and known.served:
             if known.input_digest not in (None, asked):
                 self._diverged(name, known.sequence, f"input {known.input_digest}", f"input {asked}")
@@ -94,37 +104,39 @@ class WorkflowContext:
                 raise served_failure(definition, name, known.error)
             return known.output
         self._rule.syscall_live()
-        attempt = Attempt(
-            definition,
-            name,
-            1 if known is None else known.attempt + 1,
-            self._journal,
-            self._rule,
-            self._executor,
-        )
+        if known is not None and definition.at_most_once and not released(known):
+            self._park_in_doubt(name, known.phase)
         await self._journal.room()
-        attempt.begin(asked)
-        return await self._execute(attempt, input)
+        self._check()
+        number = 1 if known is None else known.attempt + 1
+        return await self._execute(LiveStep(self._tools, definition, name, number, asked), input)
 
     execute = run
 
-    async def _execute(self, attempt: Attempt, input: object) -> Any:
-        fx = EffectContext(self._journal, self._calls, attempt.key, attempt.number, self._persists_json)
-        task = asyncio.get_running_loop().create_task(attempt.run(fx, input))
-        self._attempts[task] = attempt
+    async def _execute(self, live: LiveStep, input: object) -> Any:
+        live.begin()
+        task = asyncio.get_running_loop().create_task(live.run(input))
+        self._live[task] = live
         task.add_done_callback(self._forget)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if not self._suspended and not task.done():
+            if not self.parked and not task.done():
                 task.cancel()
                 await asyncio.wait((task,))
             raise
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
-        self._attempts.pop(task).task_done()
+        self._live.pop(task).done()
         if not task.cancelled():
             task.exception()  # seen here, so that an abandoned branch makes no "never retrieved" noise
+
+    def _park_in_doubt(self, key: str, phase: str) -> None:
+        self._rule.ended_unsettled()
+        if phase != ev.IN_DOUBT:
+            self._journal.commit("EFFECT_INDOUBT", encode({"key": key}), key)
+        self.parked = True
+        raise SuspendSignal
 
     # --- decisions -------------------------------------------------------------------------------
 
@@ -148,6 +160,7 @@ class WorkflowContext:
         name = self._decisions.next(id)
         known = self._journal.state.decisions.get(name)
         if known is not None:
+            self._consumed += 1
             return known.choice
         self._rule.syscall_live()
         payload: dict[str, Any] = {"id": name, "choice": None}
@@ -168,9 +181,66 @@ class WorkflowContext:
         finally:
             self._rule.ended()
         self._check()
+        self._consumed += 1
         self._journal.commit("DECISION_RECORDED", body, name)
         await self._journal.room()
         return self._journal.state.decisions.get(name).choice
+
+    def _recorded(self, id: str, make: Callable[[], Any]) -> Any:
+        """Make a value once per execution: a decision that needs no deliberation."""
+        self._check()
+        name = self._decisions.next(id)
+        known = self._journal.state.decisions.get(name)
+        if known is not None:
+            self._consumed += 1
+            return known.choice
+        self._rule.syscall_live()
+        self._consumed += 1
+        value = make()
+        self._journal.commit("DECISION_RECORDED", encode({"id": name, "choice": value}), name)
+        return value
+
+    def now(self) -> datetime.datetime:
+        """Return the time, in UTC to the millisecond, as it was when the execution first came here."""
+        at_ms: int = self._recorded("ctx.now", self._deps.clock.now_ms)
+        return datetime.datetime.fromtimestamp(0, datetime.UTC) + datetime.timedelta(milliseconds=at_ms)
+
+    def random(self) -> float:
+        """Return a random number, 0 <= x < 1, the same on every run."""
+        number: float = self._recorded(
+            "ctx.random", lambda: (int.from_bytes(self._deps.entropy(7)) >> 3) / 2**53
+        )
+        return number
+
+    def uuid(self) -> uuid.UUID:
+        """Return a random UUID (version 4), the same on every run."""
+        text = self._recorded("ctx.uuid", lambda: str(uuid.UUID(bytes=self._deps.entropy(16), version=4)))
+        return uuid.UUID(text)
+
+    def patched(self, id: str) -> bool:
+        """Tell whether this execution takes the path that a deploy added here under `id`.
+
+        True, and recorded, for an execution that comes here for the first time; False for one that was past
+        this place before `id` existed, which is seen by what is recorded behind it and not yet served to this
+        run. Every later run gets the same answer.
+        """
+        self._check()
+        name = f"patched.{id}"
+        state = self._journal.state
+        taken = self._patches.get(id)
+        if taken is None:
+            taken = self._patches[id] = self._takes_patch(name, state)
+        return taken
+
+    def _takes_patch(self, name: str, state: State) -> bool:
+        if state.decisions.get(name) is None:
+            recorded = len(state.steps) + len(state.decisions) + len(state.gates)
+            if recorded > self._consumed:
+                return False
+            self._rule.syscall_live()
+            self._journal.commit("DECISION_RECORDED", encode({"id": name, "choice": True}), name)
+        self._consumed += 1
+        return True
 
     # --- gates -----------------------------------------------------------------------------------
 
@@ -194,6 +264,7 @@ class WorkflowContext:
         if gate is not None and gate.on != on:
             self._diverged(f"gate {ordinal}", gate.sequence, f"a gate on {gate.on!r}", f"one on {on!r}")
         if passed is not None:
+            self._consumed += 1
             self._rule.gate_passed()
             return passed.payload
         if gate is None:
@@ -203,8 +274,26 @@ class WorkflowContext:
             if wake_at is not None:
                 opened["wakeAt"] = wake_at
             self._journal.commit("EXECUTION_SUSPENDED", encode(opened))
-        self._suspended = True
+        self.parked = True
         raise SuspendSignal
+
+    async def sleep(self, seconds: float) -> None:
+        """Park until `seconds` from when the execution first came here; a timer passes this gate.
+
+        The due time is recorded once, in absolute milliseconds, and every later run waits for the same.
+        Raises `BadInputError` for a duration that is negative, not a number, or ends beyond the year 9999.
+        """
+        self._check()
+        gate = self._journal.state.pending or self._journal.state.gates.get(self._rule.segment)
+        if gate is not None:
+            await self.suspend(TIMER_FIRED)
+            return
+        if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+            raise BadInputError(f"sleep({seconds!r}): must be a number of seconds, 0 or more")
+        wake_at = self._deps.clock.now_ms() + math.ceil(seconds * 1000)
+        if wake_at > LAST_MS:
+            raise BadInputError(f"sleep({seconds!r}): ends beyond the year 9999")
+        await self.suspend(TIMER_FIRED, wake_at=wake_at)
 
     # --- emits -----------------------------------------------------------------------------------
 
@@ -234,7 +323,7 @@ class WorkflowContext:
         try:
             body, digest = encode_digest(self._rule.segment, event_type, payload)
         except JsonFormError:
-            if self._persists_json:
+            if self._deps.persists_json:
                 raise
             journal.commit(event_type, ev.Opaque(payload))
             return
@@ -250,34 +339,42 @@ class WorkflowContext:
         """Raise unless the run may go on: every syscall asks first, whatever the flow has caught before."""
         if self._journal.failure is not None:
             raise AbortSignal from self._journal.failure
-        if self._suspended:
+        if self.cancelled:
+            raise CancelSignal
+        if self.parked:
             raise SuspendSignal
+        if self.divergence is not None:
+            raise self.divergence
         if self._ended:
             raise RunOverError(f"execution {self.execution_id!r}: this run is over")
 
     def _diverged(self, key: str, sequence: int, recorded: str, requested: str) -> None:
         error = DeterminismError(self.execution_id, key, sequence, recorded, requested)
-        if self._determinism == "error":
+        if self._deps.determinism == "error":
+            self.divergence = error
             raise error
-        if self._determinism == "warn":
+        if self._deps.determinism == "warn" and key not in self._warned:
+            self._warned.add(key)
             logger.warning("%s", error)
 
     async def settle(self) -> None:
-        """Wait until every effect this run began has ended and recorded its outcome."""
-        while self._attempts:
-            await asyncio.wait(tuple(self._attempts))
+        """Wait until every step this run executes has ended and recorded its outcome."""
+        while self._live:
+            await asyncio.wait(tuple(self._live))
 
-    def end(self) -> bool:
-        """End the run: later calls raise.
-
-        Return whether it reached a gate, whatever the flow made of the signal.
-        """
+    def end(self) -> None:
+        """End the run: later calls raise, and what still runs is stopped without an outcome."""
         self._ended = True
         self.close()
-        return self._suspended
+
+    def cancel(self) -> None:
+        """Let no further effect start, and cancel those that run; each records its outcome."""
+        self.cancelled = True
+        for task in self._live:
+            task.cancel()
 
     def close(self) -> None:
-        """Stop the effects that still run without recording an outcome for them."""
-        for task, attempt in self._attempts.items():
-            attempt.closing = True
+        """Stop the steps that still run without recording an outcome for them."""
+        for task, live in self._live.items():
+            live.closing = True
             task.cancel()

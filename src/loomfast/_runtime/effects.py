@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 from loomfast._core import failures
 from loomfast._core.definitions import StepDefinition
 from loomfast._core.emit_rule import EmitRule
-from loomfast._errors import JsonFormError, StepFailedError, StepTimeoutError
+from loomfast._errors import JsonFormError, RunOverError, StepFailedError, StepTimeoutError
 from loomfast._events import KIND_NAMES, STEP_CANCELLED, STEP_COMPLETED, STEP_FAILED, STEP_STARTED, Opaque
 from loomfast._kernels import decode, encode
 from loomfast._runtime.clock import Clock
@@ -111,58 +111,81 @@ class LiveStep:
         self, tools: EffectTools, step: StepDefinition, key: str, attempt: int, input_digest: str
     ) -> None:
         self.closing = False
+        self._entered = False
         self._tools = tools
         self._step = step
         self._key = key
         self._attempt = attempt
         self._input_digest = input_digest
 
+    def begin(self) -> None:
+        """Record the first STEP_STARTED, in the caller's own turn of the loop."""
+        self._started()
+
     async def run(self, input: object) -> Any:
         """Return the output in JSON form, or raise the failure.
 
         Cancelled, it cancels the effect and records STEP_CANCELLED, unless it is `closing`.
         """
+        self._entered = True
         tries = 0
         settled = False
         try:
             while True:
                 tries += 1
                 attempt = _Attempt(self._tools, self._step, self._key, self._attempt)
-                self._record(
-                    STEP_STARTED,
-                    {
-                        "key": self._key,
-                        "stepId": self._step.id,
-                        "attempt": self._attempt,
-                        "inputDigest": self._input_digest,
-                    },
-                )
-                if self._step.at_most_once:
-                    await self._tools.journal.drain()
                 try:
+                    if self._step.at_most_once:
+                        await self._tools.journal.drain()
                     output = self._completed(await attempt.run(input))
+                    settled = True
+                    return output
                 except asyncio.CancelledError:
-                    if not self.closing:
-                        self._record(STEP_CANCELLED, {"key": self._key, "reason": "cancelled"})
+                    self._cancelled()
                     raise
                 except Exception as error:
                     if isinstance(error, self._step.failures):
-                        failure = self._failed(error, typed=True)
                         settled = True
-                        raise served_failure(self._step, self._key, failure) from error
-                    self._failed(error, typed=False)
-                    delay_s = self._delay_s(error, tries)
-                    if delay_s is None:
-                        raise
-                else:
-                    settled = True
-                    return output
+                        recorded = self._failed(error, typed=True)
+                        raise served_failure(self._step, self._key, recorded) from error
+                    delay_s = self._retry(error, tries)
                 await self._tools.clock.sleep(delay_s)
                 await attempt.over(OVERLAP_S)
                 self._attempt += 1
+                self._started()
         finally:
             if not settled:
                 self._tools.rule.ended_unsettled()
+
+    def done(self) -> None:
+        """The task is done. One that was cancelled before its first turn never entered `run`."""
+        if not self._entered:
+            self._tools.rule.ended_unsettled()
+            with contextlib.suppress(RunSignal, RunOverError):
+                self._cancelled()
+
+    def _started(self) -> None:
+        self._record(
+            STEP_STARTED,
+            {
+                "key": self._key,
+                "stepId": self._step.id,
+                "attempt": self._attempt,
+                "inputDigest": self._input_digest,
+            },
+        )
+
+    def _cancelled(self) -> None:
+        if not self.closing:
+            self._record(STEP_CANCELLED, {"key": self._key, "reason": "cancelled"})
+
+    def _retry(self, error: Exception, tries: int) -> float:
+        """Record the failure and return the seconds until the next attempt, or raise it if there is none."""
+        self._failed(error, typed=False)
+        delay_s = self._delay_s(error, tries)
+        if delay_s is None:
+            raise error
+        return delay_s
 
     def _delay_s(self, error: Exception, tries: int) -> float | None:
         retry = self._step.retry

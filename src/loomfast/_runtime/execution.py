@@ -9,40 +9,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from concurrent.futures import Executor
 
 from loomfast._core import failures
 from loomfast._core.definitions import FlowDefinition
-from loomfast._errors import RuntimeClosedError, StorageWriteError
+from loomfast._errors import DeterminismError, RuntimeClosedError, StorageWriteError
 from loomfast._events import RUNNING
 from loomfast._kernels import State, encode
-from loomfast._runtime.context import DeterminismPolicy, WorkflowContext
+from loomfast._runtime.context import WorkflowContext
+from loomfast._runtime.deps import RunDeps
 from loomfast._runtime.journal import ExecutionJournal
 
 
 class DrivenExecution:
     """Drives one execution.
 
-    `rest` resolves to the state at rest, or to what kept it from resting:
-    the `StorageWriteError` of a failed write, or a `RuntimeClosedError`."""
+    `rest` resolves to the state at rest, or to what kept it from resting: the `StorageWriteError` of a failed
+    write, the `DeterminismError` of a run that left its log, or a `RuntimeClosedError`.
+    """
 
-    def __init__(
-        self,
-        flow: FlowDefinition,
-        journal: ExecutionJournal,
-        *,
-        persists_json: bool,
-        determinism: DeterminismPolicy,
-        executor: Executor | None,
-    ) -> None:
+    def __init__(self, flow: FlowDefinition, journal: ExecutionJournal, deps: RunDeps) -> None:
         self.flow = flow
         self.journal = journal
         self.rest: asyncio.Future[State] = asyncio.get_running_loop().create_future()
         self.rest.add_done_callback(_seen)
         self.closing = False
-        self._persists_json = persists_json
-        self._determinism = determinism
-        self._executor = executor
+        self._deps = deps
+        self._cancelled = False
+        self._reason: object = None
+        self._failure: BaseException | None = None
+        self._in_flow = False
         self._context: WorkflowContext | None = None
         self._task: asyncio.Task[None] | None = None
         journal.on_failure = self._abort
@@ -57,64 +52,89 @@ class DrivenExecution:
     def _end(self) -> None:
         self.journal.closed = True
         if not self.rest.done():
-            self.rest.set_exception(self.journal.failure or RuntimeClosedError(self.journal.execution_id))
+            self.rest.set_exception(
+                self.journal.failure or self._failure or RuntimeClosedError(self.journal.execution_id)
+            )
 
     async def _drive(self) -> None:
+        journal = self.journal
         try:
             while True:
-                await self._run()
-                await self.journal.drain()
-                # An answer may have come while this run was still unwinding: then there is more to run.
-                if self.journal.state.status != RUNNING:
+                if not self._cancelled:
+                    await self._run()
+                if self._cancelled and journal.state.ended is None:
+                    journal.commit("EXECUTION_CANCELLED", encode({"reason": self._reason}))
+                await journal.drain()
+                # An answer or a cancel may have come while this run was still unwinding: then there is more.
+                if journal.state.status != RUNNING and not (self._cancelled and journal.state.ended is None):
                     break
-        except StorageWriteError:
-            pass  # `_end` passes it on
+        except (StorageWriteError, DeterminismError) as error:
+            self._failure = error
         except asyncio.CancelledError:
-            # A failed write cancels this task, wherever it waits; anybody else's cancel is passed on.
-            if self.journal.failure is None and not self.closing:
+            if not self.closing:
                 raise
         else:
-            self.rest.set_result(self.journal.state)
+            self.rest.set_result(journal.state)
         finally:
             self._end()
 
     async def _run(self) -> None:
         journal = self.journal
-        context = self._context = WorkflowContext(
-            journal,
-            persists_json=self._persists_json,
-            determinism=self._determinism,
-            executor=self._executor,
-        )
+        context = self._context = WorkflowContext(journal, self._deps)
+        self._in_flow = True
         try:
             output = await self.flow.function(context, journal.state.input)
             fact, body = "EXECUTION_COMPLETED", encode({"output": output})
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
-            if journal.failure is None and self._stopped(error):
+            if self._stopped(error):
                 context.close()
                 raise asyncio.CancelledError from error
             fact, body = "EXECUTION_FAILED", encode({"error": failures.record(error)})
-        if journal.failure is None:
-            await context.settle()
-        suspended = context.end()
+        finally:
+            self._in_flow = False
+        await context.settle()
+        context.end()
         if journal.failure is not None:
             raise journal.failure
-        if not suspended:
+        if context.divergence is not None and not self._cancelled:
+            raise context.divergence
+        if not context.parked and not self._cancelled:
             journal.commit(fact, body)
 
     def _stopped(self, error: BaseException) -> bool:
-        """Whether the run was stopped from outside: by `close`, or with the loop it is on.
-
-        That is no outcome.
-        """
+        """Whether the run was stopped by `close`, or with the loop it is on: that is no outcome."""
+        if self.closing:
+            return True
         task = asyncio.current_task()
-        cancelled = isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
-        return self.closing or cancelled
+        foreign = self.journal.failure is None and not self._cancelled
+        return (
+            foreign
+            and isinstance(error, asyncio.CancelledError)
+            and task is not None
+            and task.cancelling() > 0
+        )
+
+    def cancel(self, reason: object) -> None:
+        """Cancel the execution: its run unwinds, no further effect starts, and it ends `cancelled`.
+
+        `reason` is recorded. The first call counts.
+        """
+        if self._cancelled:
+            return
+        self._cancelled, self._reason = True, reason
+        if self._context is not None:
+            self._context.cancel()
+        self._interrupt()
 
     def _abort(self) -> None:
-        if self._task is not None:
+        if self._context is not None:
+            self._context.close()
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        if self._in_flow and self._task is not None:
             self._task.cancel()
 
     async def close(self) -> None:

@@ -25,8 +25,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from typing import NamedTuple
 
+from loomfast._core.answers import Draft
 from loomfast._errors import MalformedEventError, RunOverError, StorageWriteError
 from loomfast._events import Opaque
 from loomfast._kernels import Envelope, State, fold_events
@@ -38,15 +38,6 @@ from loomfast.stores import EventStore
 # How many events one append takes, and how many may wait before `room` makes its caller wait too.
 BATCH_EVENTS = 512
 QUEUE_EVENTS = 8_192
-
-
-class Draft(NamedTuple):
-    """An event that has no place in a log yet."""
-
-    event_type: str
-    body: bytes | Opaque
-    subject: str | None = None
-    stamp: int | None = None
 
 
 class ExecutionJournal:

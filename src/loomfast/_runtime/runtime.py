@@ -7,32 +7,38 @@ not: how one run goes (execution, context), how a bootstrap becomes durable (boo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+import os
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
 
-from loomfast._core import schema
+from loomfast._core import answers, schema
+from loomfast._core.answers import Draft
 from loomfast._core.definitions import FlowDefinition, FlowFunction
 from loomfast._core.definitions import flow as define_flow
 from loomfast._errors import (
     BadInputError,
     ConflictError,
+    ExecutionEndedError,
     GateRefusedError,
     RuntimeClosedError,
+    StaleFenceError,
+    StepRefusedError,
     StorageWriteError,
     UnknownExecutionError,
     UnknownFlowError,
 )
-from loomfast._events import RUNNING, SUSPENDED
+from loomfast._events import CANCELLED, RUNNING
 from loomfast._kernels import Envelope, State, encode
 from loomfast._runtime.bootstrap import append_bootstrap
 from loomfast._runtime.clock import Clock, SystemClock
-from loomfast._runtime.context import DeterminismPolicy
+from loomfast._runtime.deps import DeterminismPolicy, RunDeps
+from loomfast._runtime.effects import EffectMiddleware
 from loomfast._runtime.execution import DrivenExecution
 from loomfast._runtime.handle import ExecutionHandle
 from loomfast._runtime.hooks import Hooks, call
-from loomfast._runtime.journal import Draft, ExecutionJournal, write_error
+from loomfast._runtime.journal import ExecutionJournal, write_error
 from loomfast.stores import EventStore
 
 # How often a waiter looks for what another process has written.
@@ -69,15 +75,18 @@ class WorkflowRuntime:
         on_commit: Callable[[Envelope], object] | None = None,
         on_storage_error: Callable[[StorageWriteError], object] | None = None,
         determinism: DeterminismPolicy = "error",
+        middleware: Sequence[EffectMiddleware] = (),
+        entropy: Callable[[int], bytes] = os.urandom,
         step_threads: int = 16,
     ) -> None:
         self.store = store
         self._clock = clock or SystemClock()
         self._id_factory = id_factory or ulid_factory()
         self._hooks = Hooks(on_event, on_commit, on_storage_error)
-        self._determinism = determinism
-        self._step_threads = step_threads
-        self._executor: ThreadPoolExecutor | None = None
+        self._executor = ThreadPoolExecutor(step_threads, thread_name_prefix="loomfast-step")
+        self._deps = RunDeps(
+            self._clock, entropy, self._executor, tuple(middleware), determinism, store.persists_json
+        )
         self._flows: dict[str, FlowDefinition] = {}
         self._driven: dict[str, DrivenExecution] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -152,71 +161,134 @@ class WorkflowRuntime:
         `InputValidationError`, `JsonFormError`, `StorageWriteError`. Cancelled while the store works, the
         answer is written whole or not at all.
         """
+        return await self._tell(
+            execution_id,
+            lambda state: answers.answer(
+                self._flow_of(state), state, event_type, payload, correlation_key, gate
+            ),
+            lambda: GateRefusedError(execution_id, event_type, "another writer was first"),
+        )
+
+    async def fire(self, execution_id: str) -> ExecutionHandle:
+        """Pass the pending gate of an execution whose `wakeAt` has come, with the answer null.
+
+        Raises `GateRefusedError` when no gate waits for a timer, it is not due yet, or somebody else was
+        first; otherwise as `resume`.
+        """
+        return await self._tell(
+            execution_id,
+            lambda state: answers.fire(state, self._clock.now_ms()),
+            lambda: GateRefusedError(execution_id, answers.TIMER_FIRED, "another writer was first"),
+        )
+
+    async def resolve_in_doubt(
+        self,
+        execution_id: str,
+        key: str,
+        output: Any = None,
+        *,
+        error: BaseException | None = None,
+        release: bool = False,
+    ) -> ExecutionHandle:
+        """Say what became of an at-most-once step that is in doubt, and drive the execution on.
+
+        It completed with `output`, it failed with `error` (served as a declared failure), or, with `release`,
+        it did not happen and may run again. Raises `StepRefusedError` when the step is not in doubt;
+        otherwise as `resume`.
+        """
+        return await self._tell(
+            execution_id,
+            lambda state: answers.resolve(state, key, output=output, error=error, release=release),
+            lambda: StepRefusedError(execution_id, key, "another writer was first"),
+        )
+
+    async def cancel(self, execution_id: str, reason: Any = None) -> State:
+        """Cancel an execution and return its final state. A repeat is a no-op.
+
+        One driven here unwinds first: what runs is cancelled, no further effect starts, `finally` blocks of
+        the flow run without it. One that is parked, or driven elsewhere (which is fenced out), ends at once.
+        Raises `ExecutionEndedError` for one that has completed or failed, `UnknownExecutionError`,
+        `JsonFormError`, `StorageWriteError`.
+        """
+        self._check_open()
+        body = encode({"reason": reason})
+        live = self._live(execution_id)
+        if live is not None:
+            live.cancel(reason)
+            state = await asyncio.shield(live.rest)
+        else:
+            state = await self._cancel_parked(execution_id, body)
+        if state.status != CANCELLED:
+            raise ExecutionEndedError(execution_id, state.status)
+        return state
+
+    async def _cancel_parked(self, execution_id: str, body: bytes) -> State:
+        while True:
+            state = await self._load(execution_id)
+            if state.ended is not None:
+                return state
+            fence = await self.store.acquire_fence(execution_id)
+            journal = self._journal(execution_id, state=state, fence=fence)
+            envelope = journal.envelope(Draft("EXECUTION_CANCELLED", body))
+            try:
+                await self._append(envelope)
+            except ConflictError:
+                continue  # somebody wrote in between: look again
+            journal.adopt(envelope)
+            return journal.state
+
+    async def _tell(
+        self,
+        execution_id: str,
+        drafted: Callable[[State], tuple[Draft, ...]],
+        beaten: Callable[[], ConflictError],
+    ) -> ExecutionHandle:
+        """Append what `drafted` makes of the state, all or nothing, and drive on.
+
+        `beaten` makes the error for a call that came second.
+        """
         self._check_open()
         live = self._live(execution_id)
-        if live is None:
-            state = await self._load(execution_id)
-        else:
+        if live is not None:
             await live.journal.drain()
-            state = live.journal.state
-        flow = self._flow_of(state)
-        drafts = self._answer(flow, state, event_type, payload, correlation_key, gate)
-        if live is None:
-            return await self._answer_parked(flow, state, drafts)
-        live.journal.commit_group(drafts)
-        await live.journal.drain()
-        return ExecutionHandle(self, execution_id, live.rest)
-
-    def _answer(
-        self,
-        flow: FlowDefinition,
-        state: State,
-        event_type: str,
-        payload: Any,
-        correlation_key: str | None,
-        gate: int | None,
-    ) -> tuple[Draft, Draft]:
-        def refuse(reason: str) -> GateRefusedError:
-            return GateRefusedError(state.execution_id, event_type, reason)
-
-        pending = state.pending
-        if state.status not in (RUNNING, SUSPENDED):
-            raise refuse(f"it has {state.status}")
-        if pending is None:
-            raise refuse("no gate is open")
-        if pending.on != event_type:
-            raise refuse(f"gate {pending.ordinal} waits for {pending.on!r}")
-        if gate is not None and gate != pending.ordinal:
-            raise refuse(f"the open gate is {pending.ordinal}, not {gate}")
-        if pending.correlation_key != correlation_key:
-            raise refuse(f"gate {pending.ordinal} has correlation key {pending.correlation_key!r}")
-        schema.check(
-            flow.gates.get(event_type), payload, f"answer to gate {pending.ordinal} ({event_type!r})"
-        )
-        resumed = encode({"gate": pending.ordinal, "on": event_type})
-        return Draft(event_type, encode(payload)), Draft("EXECUTION_RESUMED", resumed)
-
-    async def _answer_parked(
-        self, flow: FlowDefinition, state: State, drafts: tuple[Draft, ...]
-    ) -> ExecutionHandle:
-        journal = self._journal(state.execution_id, state=state)
-        envelopes = [journal.envelope(draft, ahead=place) for place, draft in enumerate(drafts)]
-        try:
-            await self.store.append_batch(envelopes)
-        except ConflictError as error:
-            raise GateRefusedError(
-                state.execution_id, drafts[0].event_type, "another writer was first"
-            ) from error
-        except Exception as error:
-            failure = write_error(state.execution_id, envelopes[0].sequence, error)
-            call(self._hooks.on_storage_error, failure)
-            raise failure from error
-        live = self._live(state.execution_id)
-        if live is not None:  # recovered here in the meantime, from a log that already held this answer
-            return ExecutionHandle(self, state.execution_id, live.rest)
+            live = self._live(execution_id)
+        if live is not None:
+            live.journal.commit_group(drafted(live.journal.state))
+            await live.journal.drain()
+            return ExecutionHandle(self, execution_id, live.rest)
+        fence: int | None = None
+        while True:
+            state = await self._load(execution_id)
+            flow = self._flow_of(state)
+            journal = self._journal(execution_id, state=state, fence=fence)
+            drafts = drafted(state)
+            envelopes = [journal.envelope(draft, ahead=place) for place, draft in enumerate(drafts)]
+            try:
+                await self._append(*envelopes)
+                break
+            except StaleFenceError as error:
+                if fence is not None:
+                    raise beaten() from error
+                # A parked execution that was fenced before needs a token from whoever drives it next.
+                fence = await self.store.acquire_fence(execution_id)
+            except ConflictError as error:
+                raise beaten() from error
+        live = self._live(execution_id)
+        if live is not None:  # recovered here in the meantime, from a log that already held this
+            return ExecutionHandle(self, execution_id, live.rest)
         for envelope in envelopes:
             journal.adopt(envelope)
         return self._drive(flow, journal)
+
+    async def _append(self, *envelopes: Envelope) -> None:
+        try:
+            await self.store.append_batch(envelopes)
+        except ConflictError:
+            raise
+        except Exception as error:
+            failure = write_error(envelopes[0].execution_id, envelopes[0].sequence, error)
+            call(self._hooks.on_storage_error, failure)
+            raise failure from error
 
     # --- recovering ------------------------------------------------------------------------------
 
@@ -290,8 +362,7 @@ class WorkflowRuntime:
         self._closed = True
         for live in tuple(self._driven.values()):
             await live.close()
-        if self._executor is not None:
-            self._executor.shutdown(wait=False, cancel_futures=True)
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def __aenter__(self) -> Self:
         return self
@@ -320,15 +391,7 @@ class WorkflowRuntime:
         return None if live is None or live.journal.closed else live
 
     def _drive(self, flow: FlowDefinition, journal: ExecutionJournal) -> ExecutionHandle:
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(self._step_threads, thread_name_prefix="loomfast-step")
-        live = DrivenExecution(
-            flow,
-            journal,
-            persists_json=self.store.persists_json,
-            determinism=self._determinism,
-            executor=self._executor,
-        )
+        live = DrivenExecution(flow, journal, self._deps)
         self._driven[journal.execution_id] = live
         task = live.begin()
         self._tasks.add(task)

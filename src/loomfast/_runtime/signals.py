@@ -18,3 +18,7 @@ class SuspendSignal(RunSignal):
 
 class AbortSignal(RunSignal):
     """A write of this run failed: nothing it does from here on can become durable."""
+
+
+class CancelSignal(RunSignal):
+    """The execution is being cancelled: no further effect starts."""

@@ -1,0 +1,99 @@
+"""What may be said to an execution from outside, and the events that say it.
+
+Each function looks at a state, refuses what does not fit it, and returns the drafts that are to be appended
+as one atomic batch. Nothing here writes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from loomfast._core import failures, schema
+from loomfast._core.definitions import FlowDefinition
+from loomfast._errors import BadInputError, GateRefusedError, StepRefusedError
+from loomfast._events import CANCELLED, COMPLETED, FAILED, IN_DOUBT, Opaque
+from loomfast._kernels import State, decode, encode
+
+# The event type that passes the gate of a `ctx.sleep`.
+TIMER_FIRED = "timer.fired"
+# The reason of the STEP_CANCELLED that lets an at-most-once step run again.
+RELEASED = "released"
+
+
+class Draft(NamedTuple):
+    """An event that has no place in a log yet."""
+
+    event_type: str
+    body: bytes | Opaque
+    subject: str | None = None
+    stamp: int | None = None
+
+
+def answer(
+    flow: FlowDefinition,
+    state: State,
+    event_type: str,
+    payload: Any,
+    correlation_key: str | None,
+    gate: int | None,
+) -> tuple[Draft, ...]:
+    """Answer the pending gate. Raises `GateRefusedError`, `InputValidationError`, `JsonFormError`."""
+
+    def refuse(reason: str) -> GateRefusedError:
+        return GateRefusedError(state.execution_id, event_type, reason)
+
+    pending = state.pending
+    if state.ended is not None:
+        raise refuse(f"it has {_ended(state)}")
+    if pending is None:
+        raise refuse("no gate is open")
+    if pending.on != event_type:
+        raise refuse(f"gate {pending.ordinal} waits for {pending.on!r}")
+    if gate is not None and gate != pending.ordinal:
+        raise refuse(f"the open gate is {pending.ordinal}, not {gate}")
+    if pending.correlation_key != correlation_key:
+        raise refuse(f"gate {pending.ordinal} has correlation key {pending.correlation_key!r}")
+    schema.check(flow.gates.get(event_type), payload, f"answer to gate {pending.ordinal} ({event_type!r})")
+    return _pass(pending.ordinal, event_type, payload)
+
+
+def fire(state: State, now_ms: int) -> tuple[Draft, ...]:
+    """Pass the pending gate because its time has come. Raises `GateRefusedError`."""
+    pending = state.pending
+    wake_at = None if pending is None else pending.wake_at
+    if state.ended is not None or pending is None or wake_at is None:
+        raise GateRefusedError(state.execution_id, TIMER_FIRED, "no gate waits for a timer")
+    if wake_at > now_ms:
+        raise GateRefusedError(state.execution_id, TIMER_FIRED, f"gate {pending.ordinal} is not due")
+    return _pass(pending.ordinal, pending.on, None)
+
+
+def resolve(
+    state: State, key: str, *, output: Any, error: BaseException | None, release: bool
+) -> tuple[Draft, ...]:
+    """Settle a step that is in doubt: it did complete, it did fail, or it may run again."""
+    step = state.steps.get(key)
+    if state.ended is not None or step is None or step.phase != IN_DOUBT:
+        raise StepRefusedError(state.execution_id, key, "it is not in doubt")
+    if release and (output is not None or error is not None):
+        raise BadInputError("a step that may run again has neither an output nor an error yet")
+    if release:
+        return (Draft("STEP_CANCELLED", encode({"key": key, "reason": RELEASED}), key),)
+    if error is not None:
+        payload = {"key": key, "typed": True, "error": failures.record(error)}
+        return (Draft("STEP_FAILED", encode(payload), key),)
+    return (Draft("STEP_COMPLETED", encode({"key": key, "output": output}), key),)
+
+
+def released(step: Any) -> bool:
+    """Whether an at-most-once step may run although an attempt of it is on record."""
+    return bool(step.phase == CANCELLED and decode(step.outcome)["reason"] == RELEASED)
+
+
+def _pass(ordinal: int, event_type: str, payload: Any) -> tuple[Draft, ...]:
+    resumed = encode({"gate": ordinal, "on": event_type})
+    return Draft(event_type, encode(payload)), Draft("EXECUTION_RESUMED", resumed)
+
+
+def _ended(state: State) -> str:
+    return {COMPLETED: "completed", FAILED: "failed", CANCELLED: "been cancelled"}[state.status]

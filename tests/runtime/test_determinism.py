@@ -1,0 +1,162 @@
+"""A re-run that asks the log a different question than it answers: F05."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import loomfast as lf
+from tests.conftest import OpenStore
+from tests.runtime.harness import kinds, runtime
+
+
+@lf.step
+async def echo(value: Any) -> Any:
+    return value
+
+
+def deployed(*versions: Any) -> lf.FlowDefinition:
+    """A flow whose n-th run is the n-th of these functions: what a deploy does to an execution in flight."""
+    code: Iterator[Any] = iter(versions)
+
+    async def flow(ctx: lf.WorkflowContext, input: Any) -> Any:
+        return await next(code)(ctx)
+
+    return lf.flow(flow)
+
+
+async def parks(ctx: lf.WorkflowContext) -> Any:
+    first = await ctx.run(echo, 1)
+    ctx.emit("first", first)
+    return await ctx.suspend("go")
+
+
+async def other_input(ctx: lf.WorkflowContext) -> Any:
+    try:
+        await ctx.run(echo, 2)
+    except lf.DeterminismError:
+        pass
+    ctx.emit("past the difference")
+
+
+async def other_gate(ctx: lf.WorkflowContext) -> Any:
+    await ctx.run(echo, 1)
+    await ctx.suspend("another")
+
+
+@pytest.mark.parametrize(
+    ("changed", "key", "recorded"), [(other_input, "echo", "input"), (other_gate, "gate 0", "a gate on 'go'")]
+)
+async def test_a_difference_stops_the_run_and_nothing_is_appended_past_it(
+    open_store: OpenStore, changed: Any, key: str, recorded: str
+) -> None:
+    async with open_store() as store, runtime(store) as rt:
+        handle = await rt.start(deployed(parks, changed))
+        await handle.rest()
+        resumed = await rt.resume(handle.execution_id, "go")
+        with pytest.raises(lf.DeterminismError) as caught:
+            await resumed.rest()
+        assert caught.value.key == key
+        assert caught.value.recorded.startswith(recorded)
+        assert kinds(await store.read(handle.execution_id))[-1] == "EXECUTION_RESUMED"
+        state = await rt.cancel(handle.execution_id, "wedged")
+        assert (state.status, state.reason) == ("cancelled", "wedged")
+
+
+async def test_steps_that_are_added_removed_or_reordered_do_no_harm(open_store: OpenStore) -> None:
+    calls: list[str] = []
+
+    def named(name: str) -> lf.StepDefinition:
+        def effect() -> str:
+            calls.append(name)
+            return name
+
+        return lf.step(id=name)(effect)
+
+    a, b, c = named("a"), named("b"), named("c")
+
+    async def v1(ctx: lf.WorkflowContext) -> Any:
+        await ctx.run(a)
+        await ctx.run(b)
+        await ctx.suspend("go")
+
+    async def v2(ctx: lf.WorkflowContext) -> Any:
+        outputs = [await ctx.run(b), await ctx.run(c)]
+        await ctx.suspend("go")
+        return outputs
+
+    async with open_store() as store, runtime(store) as rt:
+        handle = await rt.start(deployed(v1, v2))
+        await handle.rest()
+        await rt.resume(handle.execution_id, "go")
+        assert await handle.result() == ["b", "c"]
+    assert calls == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(("policy", "warnings"), [("warn", 1), ("ignore", 0)])
+async def test_the_other_policies_go_on_with_what_is_recorded(
+    open_store: OpenStore, caplog: pytest.LogCaptureFixture, policy: Any, warnings: int
+) -> None:
+    async def changed(ctx: lf.WorkflowContext) -> Any:
+        served = [await ctx.run(echo, 2, key="k"), await ctx.suspend("go")]
+        return served[0]
+
+    async def before(ctx: lf.WorkflowContext) -> Any:
+        await ctx.run(echo, 1, key="k")
+        await ctx.suspend("go")
+
+    async with open_store() as store, runtime(store, determinism=policy) as rt:
+        handle = await rt.start(deployed(before, changed))
+        await handle.rest()
+        await rt.resume(handle.execution_id, "go")
+        assert await handle.result() == 1
+    assert caplog.text.count("recorded input") == warnings
+
+
+async def test_patched_keeps_executions_in_flight_on_their_path(open_store: OpenStore) -> None:
+    async def old(ctx: lf.WorkflowContext) -> Any:
+        await ctx.run(echo, "old")
+        await ctx.suspend("go")
+        await ctx.suspend("go")
+
+    async def new(ctx: lf.WorkflowContext) -> Any:
+        taken = ctx.patched("greeting")
+        await ctx.run(echo, "new" if taken else "old")
+        await ctx.suspend("go")
+        again = ctx.patched("greeting")
+        late = ctx.patched("farewell")
+        await ctx.suspend("go")
+        return [taken, again, late]
+
+    async with open_store() as store, runtime(store) as rt:
+        in_flight = await rt.start(deployed(old, new, new))
+        await in_flight.rest()
+        for _ in range(2):
+            await rt.resume(in_flight.execution_id, "go")
+            await in_flight.rest()
+        assert await in_flight.result() == [False, False, True]
+
+        fresh = await rt.start(lf.flow(id="fresh")(deployed(new, new, new).function))
+        await fresh.rest()
+        for _ in range(2):
+            await rt.resume(fresh.execution_id, "go")
+            await fresh.rest()
+        assert await fresh.result() == [True, True, True]
+
+
+async def test_a_recorded_decision_keeps_an_execution_on_its_branch(open_store: OpenStore) -> None:
+    default = True
+
+    async def flow_body(ctx: lf.WorkflowContext) -> Any:
+        use_v2 = await ctx.decide("use-v2", lambda: default)
+        await ctx.suspend("go")
+        return use_v2
+
+    async with open_store() as store, runtime(store) as rt:
+        handle = await rt.start(deployed(flow_body, flow_body))
+        await handle.rest()
+        default = False
+        await rt.resume(handle.execution_id, "go")
+        assert await handle.result() is True
