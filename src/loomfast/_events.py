@@ -64,6 +64,9 @@ SUBJECT_FIELD: Final[Mapping[int, str]] = {
     DECISION_RECORDED: "id",
 }
 
+# The surface that `ctx.ui` patches when the flow names none.
+DEFAULT_SURFACE: Final = "main"
+
 # Statuses of an execution, and phases of a step.
 RUNNING: Final = "running"
 SUSPENDED: Final = "suspended"

@@ -42,10 +42,10 @@ LAST_MS = 253_402_300_799_999
 class WorkflowContext:
     """The syscalls of one run. It belongs to that run: a call after its end raises `RunOverError`."""
 
-    def __init__(self, journal: ExecutionJournal, deps: RunDeps) -> None:
+    def __init__(self, journal: ExecutionJournal, deps: RunDeps, rule: EmitRule | None = None) -> None:
         self._journal = journal
         self._deps = deps
-        self._rule = EmitRule()
+        self._rule = rule or EmitRule()
         self._steps = CallKeys()
         self._decisions = CallKeys()
         self._consumed = 0

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from loomfast._events import DEFAULT_SURFACE
 from loomfast._runtime.journal import Room
-
-DEFAULT_SURFACE = "main"
 
 
 class SurfacePatches:
