@@ -197,8 +197,8 @@ def _replay_rows(quick: bool) -> Measured:
 
 
 _FLAT = of("k=50000", "k=1000")
-# A log of 50,000 entries does not fit the processor's caches, one of 1,000 does: that alone makes up to 1.7 on
-# fast kernels. Copying a history would make 50.
+# A log of 50,000 entries does not fit the processor's caches, one of 1,000 does: that alone makes up to 1.7
+# on fast kernels. Copying a history would make 50.
 FLAT_LIMIT = 2.0
 
 CASES: tuple[Case, ...] = (
