@@ -43,6 +43,9 @@ does. So a `Trie`'s bump only gives out the number and queues the digest; while 
 queue asks for the branch, then for the leaf, and by the time the write is carried out both are in the cache.
 Whatever reads, drafts or freezes the lineage carries out the queue first.
 
+*Sorted bumps.* A replay bumps half a million digests in one version, and their order does not matter. They
+are carried out by the leading digits of their hashes, so that each leaf is fetched once, not once per bump.
+
 *Deferred release.* A write lets go of nodes and values in its middle. They are noted in a `Debris` and
 released at its end, since releasing a value may run code that uses this very lineage.
 
@@ -466,29 +469,35 @@ cdef inline int sweep(Lineage* line, Debris* debris) except -1:
 # --- deferred bumps -------------------------------------------------------------------------------
 
 
-cdef inline int apply_next(Lineage* line) except -1:
-    """Carry out the oldest bump in the queue. If that raises, it is still there."""
-    cdef Bump* bump = &line.queue[line.applied % QUEUE]
+cdef inline int bump_now(Lineage* line, u64 hash, u32 number, Version* version) except -1:
+    """Count `hash` once more as version `number`, which is `version`, or NULL if nobody holds it any more."""
     cdef Debris debris
     cdef bint fresh = False
     cdef Slot* slot
     debris.size = 0
     try:
-        slot = claim(line, bump.hash, NULL, &debris, &fresh)
+        slot = claim(line, hash, NULL, &debris, &fresh)
         if fresh:
             slot.word = 1
-            slot.number = bump.number
+            slot.number = number
             line.size += 1
             line.slots += 1
         else:
-            supersede(line, slot, min(slot.word + 1, HIGHEST_COUNT), bump.number, bump.version, &debris)
-        if bump.version != NULL:
-            bump.version.size = line.size
-        line.applied += 1
+            supersede(line, slot, min(slot.word + 1, HIGHEST_COUNT), number, version, &debris)
+        if version != NULL:
+            version.size = line.size
         if line.sweeping:
             sweep(line, &debris)
     finally:
         release(&debris, False)
+    return 0
+
+
+cdef inline int apply_next(Lineage* line) except -1:
+    """Carry out the oldest bump in the queue. If that raises, it is still there."""
+    cdef Bump* bump = &line.queue[line.applied % QUEUE]
+    bump_now(line, bump.hash, bump.number, bump.version)
+    line.applied += 1
     return 0
 
 
@@ -513,6 +522,15 @@ cdef inline void* needed(Lineage* line, u64 hash, int levels, bint slot_too) noe
         ref = child[0]
         shift -= 4
     return likely_slot(as_leaf(ref), hash, line.keyed) if ref and slot_too else as_leaf(ref)
+
+
+cdef inline void prefetch_leaf(Version* version, u64 hash) noexcept:  # as look
+    """Have the leaf of a key fetched, for a reader or writer that will come soon."""
+    cdef char* leaf
+    if version.line != NULL and version.line.root:
+        leaf = <char*>needed(version.line, hash, LEVELS + 1, False)
+        loom_prefetch(leaf)
+        loom_prefetch(leaf + sizeof(Leaf) - 1)
 
 
 cdef inline int defer(Version* version, u64 hash) except -1:
