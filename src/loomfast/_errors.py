@@ -16,10 +16,18 @@ from typing import ClassVar
 
 
 class LoomError(Exception):
-    """Root of every error raised by loomfast. `str(error)` is one line; `hint` says what to do."""
+    """Root of every error raised by loomfast.
+
+    `str(error)` is one line; `code` is stable; `hint` says what to do, and is a note under tracebacks.
+    """
 
     code: ClassVar[str] = "loom"
     hint: ClassVar[str] = ""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        if self.hint and self.hint not in getattr(self, "__notes__", ()):
+            self.add_note(self.hint)
 
 
 # --- the caller must act -------------------------------------------------------------------------
@@ -29,6 +37,7 @@ class BadInputError(LoomError, ValueError):
     """What the caller handed over cannot be used; nothing was written."""
 
     code = "bad-input"
+    hint = "Nothing was written; correct the argument and call again."
 
 
 class JsonFormError(BadInputError):
@@ -132,6 +141,7 @@ class ConflictError(LoomError):
     """Somebody else was first. Nothing of the refused call was written."""
 
     code = "conflict"
+    hint = "Load the state again before deciding anything."
 
     def __init__(self, execution_id: str, message: str) -> None:
         super().__init__(message)
@@ -205,6 +215,7 @@ class StorageError(LoomError):
     """The store could not do what was asked, for a reason of its own."""
 
     code = "storage"
+    hint = "Look at the cause, which is the store's own error; other executions are not affected."
 
     def __init__(self, execution_id: str | None, message: str) -> None:
         super().__init__(message)
@@ -348,6 +359,7 @@ class FlowError(LoomError):
     """Something a flow did, or met."""
 
     code = "flow"
+    hint = "Look at the log: loomfast export DB EXECUTION_ID."
 
 
 class DeterminismError(FlowError):
@@ -378,6 +390,7 @@ class StepFailedError(FlowError):
     """
 
     code = "step-failed"
+    hint = "Declare the recorded class in the step's failures, so that the flow can catch it."
 
     def __init__(self, key: str, error: dict[str, object]) -> None:
         super().__init__(f"step {key!r} failed: {error['type']}: {error['message']}")
@@ -389,6 +402,7 @@ class StepTimeoutError(FlowError, TimeoutError):
     """An attempt of a step took longer than the step's `timeout_s`. Its effect may still be running."""
 
     code = "step-timeout"
+    hint = "Raise timeout_s, give the step a RetryPolicy, or declare StepTimeoutError among its failures."
 
     def __init__(self, key: str, timeout_s: float) -> None:
         super().__init__(f"step {key!r} took longer than {timeout_s} s")
@@ -400,6 +414,7 @@ class ExecutionFailedError(FlowError):
     """The execution ended `failed`. `error` is its `{type, message, data?}`."""
 
     code = "execution-failed"
+    hint = "The traceback went to the loomfast logger where the flow ran; the log holds the rest."
 
     def __init__(self, execution_id: str, error: dict[str, object]) -> None:
         super().__init__(f"execution {execution_id!r} failed: {error['type']}: {error['message']}")
@@ -411,6 +426,7 @@ class ExecutionCancelledError(FlowError):
     """The execution ended `cancelled`."""
 
     code = "execution-cancelled"
+    hint = "A cancelled execution keeps its log; start or fork another one."
 
     def __init__(self, execution_id: str, reason: object) -> None:
         super().__init__(f"execution {execution_id!r} was cancelled: {reason}")
@@ -419,13 +435,14 @@ class ExecutionCancelledError(FlowError):
 
 
 class RuntimeClosedError(LoomError):
-    """The runtime that drove this execution was closed. The execution is unharmed and can be recovered."""
+    """The runtime was closed; an execution it drove is unharmed and can be recovered."""
 
     code = "runtime-closed"
-    hint = "Recover the execution on another runtime."
+    hint = "Use another runtime; what this one drove can be recovered there."
 
-    def __init__(self, execution_id: str) -> None:
-        super().__init__(f"execution {execution_id!r}: the runtime that drove it was closed")
+    def __init__(self, execution_id: str | None = None) -> None:
+        where = "" if execution_id is None else f"execution {execution_id!r}: "
+        super().__init__(f"{where}the runtime is closed")
         self.execution_id = execution_id
 
 
@@ -443,6 +460,7 @@ class InstallError(LoomError, ImportError):
     """The installed kernels cannot be used as asked."""
 
     code = "install"
+    hint = "Reinstall loomfast."
 
 
 class StaleKernelError(InstallError):

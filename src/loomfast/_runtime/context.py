@@ -21,10 +21,17 @@ from typing import Any
 
 from loomfast import _events as ev
 from loomfast._core.answers import TIMER_FIRED, released
+from loomfast._core.arguments import text_argument
 from loomfast._core.definitions import Effect, StepDefinition, define_step
 from loomfast._core.emit_rule import EmitRule, Verdict
 from loomfast._core.keys import CallKeys
-from loomfast._errors import BadInputError, DeterminismError, JsonFormError, RunOverError
+from loomfast._errors import (
+    BadInputError,
+    DeterminismError,
+    JsonFormError,
+    RunOverError,
+    StorageWriteError,
+)
 from loomfast._kernels import State, canonical, encode, encode_digest, fnv1a64, format_digest
 from loomfast._runtime.deps import RunDeps
 from loomfast._runtime.effects import EffectTools, LiveStep, served_failure
@@ -93,6 +100,10 @@ class WorkflowContext:
         """
         self._check()
         definition = step if isinstance(step, StepDefinition) else define_step(step)
+        if input is not None and not definition.wants_input:
+            raise BadInputError(f"step {definition.id!r} takes no input")
+        if key is not None:
+            text_argument("key", key)
         name = self._steps.next(definition.id, key)
         asked = format_digest(fnv1a64(canonical(input)))
         known = self._journal.state.steps.get(name)
@@ -106,7 +117,7 @@ class WorkflowContext:
         self._rule.syscall_live()
         if known is not None and definition.at_most_once and not released(known):
             self._park_in_doubt(name, known.phase)
-        await self._journal.room()
+        await self._outcomes_durable()
         self._check()
         number = 1 if known is None else known.attempt + 1
         return await self._execute(LiveStep(self._tools, definition, name, number, asked), input)
@@ -157,6 +168,7 @@ class WorkflowContext:
         recorded.
         """
         self._check()
+        text_argument("id", id)
         name = self._decisions.next(id)
         known = self._journal.state.decisions.get(name)
         if known is not None:
@@ -255,6 +267,7 @@ class WorkflowContext:
         `DeterminismError` when the log's gate of this ordinal waits for another event type.
         """
         self._check()
+        text_argument("on", on)
         if on in ev.KIND_OF:
             raise BadInputError(f"a gate cannot wait for {on!r}: the kernel writes that type itself")
         state = self._journal.state
@@ -305,6 +318,8 @@ class WorkflowContext:
         JSON; the memory store takes such a payload, unstamped. Await the result to wait for room in the
         journal; a flow that emits without end and never awaits holds the whole queue in memory.
         """
+        if not isinstance(event_type, str) or not event_type:
+            text_argument("event_type", event_type)
         if event_type in ev.RESERVED:
             raise BadInputError(f"{event_type!r} is a kernel fact; a flow cannot emit it")
         if self._calls.here():
@@ -334,6 +349,12 @@ class WorkflowContext:
             journal.commit(event_type, body)
 
     # --- the run's own ---------------------------------------------------------------------------
+
+    async def _outcomes_durable(self) -> None:
+        try:
+            await self._journal.outcomes_durable()
+        except StorageWriteError as error:
+            raise AbortSignal from error
 
     def _check(self) -> None:
         """Raise unless the run may go on: every syscall asks first, whatever the flow has caught before."""

@@ -24,8 +24,16 @@ from typing import Any, TypeAlias
 from loomfast._core import failures
 from loomfast._core.definitions import StepDefinition
 from loomfast._core.emit_rule import EmitRule
-from loomfast._errors import JsonFormError, RunOverError, StepFailedError, StepTimeoutError
-from loomfast._events import KIND_NAMES, STEP_CANCELLED, STEP_COMPLETED, STEP_FAILED, STEP_STARTED, Opaque
+from loomfast._errors import BadInputError, JsonFormError, RunOverError, StepFailedError, StepTimeoutError
+from loomfast._events import (
+    KIND_NAMES,
+    RESERVED,
+    STEP_CANCELLED,
+    STEP_COMPLETED,
+    STEP_FAILED,
+    STEP_STARTED,
+    Opaque,
+)
 from loomfast._kernels import decode, encode
 from loomfast._runtime.clock import Clock
 from loomfast._runtime.journal import ExecutionJournal, Room
@@ -66,6 +74,8 @@ class EffectContext:
         Never stamped, so never served: the next attempt emits again (ADR 0102, D1). Raises `JsonFormError`.
         Await the result to wait for room in the journal.
         """
+        if not isinstance(event_type, str) or event_type in RESERVED or not event_type:
+            raise BadInputError(f"an effect cannot emit {event_type!r}")
         body = body_of(payload, self._persists_json)
         if self._calls.here():
             self._journal.commit(event_type, body)

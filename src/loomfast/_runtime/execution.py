@@ -17,7 +17,9 @@ from loomfast._events import RUNNING
 from loomfast._kernels import State, encode
 from loomfast._runtime.context import WorkflowContext
 from loomfast._runtime.deps import RunDeps
+from loomfast._runtime.hooks import logger
 from loomfast._runtime.journal import ExecutionJournal
+from loomfast._runtime.signals import RunSignal
 
 
 class DrivenExecution:
@@ -92,6 +94,8 @@ class DrivenExecution:
                 context.close()
                 raise asyncio.CancelledError from error
             fact, body = "EXECUTION_FAILED", encode({"error": failures.record(error)})
+            if not isinstance(error, RunSignal | DeterminismError):
+                logger.warning("execution %r failed", journal.execution_id, exc_info=error)
         finally:
             self._in_flow = False
         await context.settle()

@@ -14,6 +14,10 @@ A failed write is final. The journal keeps the error, drops the queue and calls 
 every `commit` raises `AbortSignal`, whatever the flow has caught. What was folded beyond the last durable
 event never happened, and dies with the run.
 
+An *outcome* is an event that later calls are served from: a step's completion or failure, a decision, an
+answer. `outcomes_durable` waits for those alone. A live effect begins behind it, so that no effect ever acts
+on an outcome that a crash could still undo.
+
 `adopt` takes in an event that is durable already (a bootstrap, the answer to a gate): everything that
 `commit` does, except the append (ADR 0103, D1).
 
@@ -28,7 +32,7 @@ from collections.abc import Callable, Generator, Sequence
 
 from loomfast._core.answers import Draft
 from loomfast._errors import MalformedEventError, RunOverError, StorageWriteError
-from loomfast._events import Opaque
+from loomfast._events import OUTCOMES, Opaque
 from loomfast._kernels import Envelope, State, fold_events
 from loomfast._runtime.clock import Clock
 from loomfast._runtime.hooks import Hooks, call
@@ -66,10 +70,12 @@ class ExecutionJournal:
         self._store = store
         self._clock = clock
         self._hooks = hooks
+        self._durable = self._next - 1
+        self._outcome = self._durable
         self._queue: deque[tuple[Envelope, ...]] = deque()
         self._queued = 0
         self._writer: asyncio.Task[None] | None = None
-        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
 
     @property
     def state(self) -> State:
@@ -119,6 +125,7 @@ class ExecutionJournal:
                 self.execution_id, envelope.sequence, "sequence", f"must be {self._next} to be adopted"
             )
         self._fold(envelope)
+        self._durable = envelope.sequence
         call(self._hooks.on_commit, envelope)
 
     async def drain(self) -> None:
@@ -127,16 +134,22 @@ class ExecutionJournal:
 
         Cancelling the wait changes nothing about the writes.
         """
-        await self._below(1)
+        await self._until(lambda: self._queued == 0)
+
+    async def outcomes_durable(self) -> None:
+        """Return once every outcome committed before this call is durable; otherwise as `drain`."""
+        outcome = self._outcome
+        if self._durable < outcome:
+            await self._until(lambda: self._durable >= outcome)
 
     def room(self) -> Room:
         """Return an awaitable that is done as soon as the queue has room."""
         return Room(self)
 
-    async def _below(self, limit: int) -> None:
-        while self._queued >= limit and self.failure is None:
+    async def _until(self, reached: Callable[[], bool]) -> None:
+        while self.failure is None and not reached():
             waiter = asyncio.get_running_loop().create_future()
-            self._waiters.append((limit, waiter))
+            self._waiters.append((reached, waiter))
             await waiter
         if self.failure is not None:
             raise self.failure
@@ -156,6 +169,8 @@ class ExecutionJournal:
     def _fold(self, envelope: Envelope) -> None:
         self._state = fold_events(self._state, (envelope,))
         self._next = envelope.sequence + 1
+        if envelope.kind in OUTCOMES:
+            self._outcome = envelope.sequence
         call(self._hooks.on_event, envelope)
 
     async def _write(self) -> None:
@@ -176,6 +191,7 @@ class ExecutionJournal:
             for _ in range(units):
                 self._queue.popleft()
             self._queued -= len(batch)
+            self._durable = batch[-1].sequence
             if self._hooks.on_commit is not None:
                 for envelope in batch:
                     call(self._hooks.on_commit, envelope)
@@ -197,9 +213,9 @@ class ExecutionJournal:
         if not self._waiters:
             return
         waiting, self._waiters = self._waiters, []
-        for limit, waiter in waiting:
-            if self._queued >= limit and self.failure is None:
-                self._waiters.append((limit, waiter))
+        for reached, waiter in waiting:
+            if self.failure is None and not reached():
+                self._waiters.append((reached, waiter))
             elif not waiter.done():
                 waiter.set_result(None)
 
@@ -218,7 +234,7 @@ class Room:
 
     async def _wait(self) -> None:
         try:
-            await self._journal._below(QUEUE_EVENTS)
+            await self._journal._until(lambda: self._journal._queued < QUEUE_EVENTS)
         except StorageWriteError as error:
             raise AbortSignal from error
 

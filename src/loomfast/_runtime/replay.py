@@ -39,7 +39,7 @@ from loomfast.stores import MemoryEventStore
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where today's code leaves a log: at `sequence` the log has `recorded`, and the code `requested` that."""
+    """Where today's code leaves a log: at `sequence` it has `recorded`, and the code `requested` that."""
 
     execution_id: str
     sequence: int
@@ -151,18 +151,20 @@ def _compare(state: State, run: _Run, ended: str, value: Any) -> Divergence | No
     def diverges(sequence: int, recorded: str, requested: str) -> Divergence:
         return Divergence(state.execution_id, sequence, recorded, requested)
 
-    goes = {COMPLETED: "ends with an output", FAILED: f"fails: {value}", "": f"goes on with {run.latest}"}[
-        ended
-    ]
+    does = {
+        COMPLETED: "ends with an output",
+        FAILED: f"fails: {value}",
+        "": f"goes on with {run.latest}",
+    }[ended]
     missed = run.missed()
     if missed is not None and not run.parked and (ended or state.ended is None or state.status != CANCELLED):
-        return diverges(*missed, goes)
+        return diverges(*missed, does)
     if state.ended is None or state.status == CANCELLED:
         return None
     if ended != state.status:
-        return diverges(state.sequence, f"an end: {state.status}", goes)
+        return diverges(state.sequence, f"an end: {state.status}", does)
     if ended == COMPLETED and encode(value) != encode(state.output):
         return diverges(state.sequence, f"the output {state.output!r}", f"ends with {value!r}")
     if ended == FAILED and value["type"] != state.error["type"]:
-        return diverges(state.sequence, f"the failure {state.error['type']}", goes)
+        return diverges(state.sequence, f"the failure {state.error['type']}", does)
     return None

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from loomfast._core import answers, schema
 from loomfast._core.answers import Draft
+from loomfast._core.arguments import text_argument
 from loomfast._core.definitions import FlowDefinition, FlowFunction
 from loomfast._core.definitions import flow as define_flow
 from loomfast._errors import (
@@ -79,6 +80,12 @@ class WorkflowRuntime:
         entropy: Callable[[int], bytes] = os.urandom,
         step_threads: int = 16,
     ) -> None:
+        if not isinstance(store, EventStore):
+            raise BadInputError(f"store must be an EventStore, not {type(store).__name__}")
+        if determinism not in ("error", "warn", "ignore"):
+            raise BadInputError(f"determinism={determinism!r}: choose error, warn or ignore")
+        if step_threads < 1:
+            raise BadInputError(f"step_threads={step_threads}: must be 1 or more")
         self.store = store
         self._clock = clock or SystemClock()
         self._id_factory = id_factory or ulid_factory()
@@ -123,6 +130,8 @@ class WorkflowRuntime:
         exist.
         """
         self._check_open()
+        if execution_id is not None:
+            text_argument("execution_id", execution_id)
         definition = self.register(flow)
         schema.check(definition.input, input, f"input of flow {definition.id!r}")
         body = encode({"flowId": definition.id, "flowVersion": definition.version, "input": input})
@@ -379,7 +388,7 @@ class WorkflowRuntime:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise RuntimeClosedError("-")
+            raise RuntimeClosedError
 
     def _journal(
         self, execution_id: str, *, state: State | None = None, fence: int | None = None
