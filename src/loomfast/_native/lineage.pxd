@@ -97,7 +97,7 @@ cdef enum:
     GRACE = 1024  # litter that is never worth a new lineage
     QUEUE = 16  # how many bumps may be deferred, a power of two
     HOT_LEVELS = 4  # of branches: those above the last of them fit into a core's own cache
-    LOOKAHEAD = 5  # how many bumps after its branch a leaf is asked for, and a slot after its leaf
+    LOOKAHEAD = 7  # how many bumps after its branch a leaf is asked for, and a slot after its leaf
 
 
 cdef struct Bump:  # a write that is deferred
@@ -123,7 +123,7 @@ cdef struct Lineage:
     bint keyed
     u32 queued  # how many bumps have been queued
     u32 applied  # how many of them have been carried out
-    Bump queue[16]  # by their number modulo 16
+    Bump queue[16]  # by their number modulo QUEUE
 
 
 cdef struct Version:
@@ -177,7 +177,9 @@ cdef inline void leave(Version* version) noexcept:  # as free_leaf
     cdef Lineage* line = version.line
     cdef u32 at
     if line != NULL:
-        for at in range(line.applied, line.queued):
+        at = line.queued
+        while at != line.applied and line.queue[(at - 1) % QUEUE].number >= version.number:
+            at -= 1
             if line.queue[at % QUEUE].version == version:
                 line.queue[at % QUEUE].version = NULL
         unlink(version)
@@ -553,7 +555,6 @@ cdef inline int defer(Version* version, u64 hash) except -1:
         bump = &line.queue[(line.queued - LOOKAHEAD) % QUEUE]
         approach(bump, LEVELS)
         loom_prefetch(as_leaf(bump.ref[0]))
-        loom_prefetch(<char*>as_leaf(bump.ref[0]) + sizeof(Leaf) - 1)
     bump = &line.queue[line.queued % QUEUE]
     bump.hash = hash
     bump.version = version
