@@ -1,4 +1,4 @@
-"""Every case of `loomfast bench`, run quickly: its answers are equal. Limits are judged by `loomfast bench`."""
+"""Every case of `loomfast bench`, run quickly: its answers are equal. `loomfast bench` judges the limits."""
 
 from __future__ import annotations
 

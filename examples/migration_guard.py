@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import sqlite3
 
 from loomfast import ExecutionHandle, LoomError, SqliteEventStore, WorkflowRuntime
 from loomfast.examples.migration_guard import create_sample, migration_guard
@@ -69,13 +70,15 @@ def main() -> None:
     reply.add_argument("word", choices=("yes", "no"))
     reply.add_argument("--by", required=True, help="who decided")
     args = parser.parse_args()
-    if args.run is None:
-        create_sample(args.database)
-        return
     try:
-        asyncio.run(args.run(args))
+        if args.run is None:
+            create_sample(args.database)
+        else:
+            asyncio.run(args.run(args))
     except LoomError as error:
         parser.exit(2, f"{error}\n{error.hint}\n")
+    except sqlite3.Error as error:
+        parser.exit(2, f"{args.database}: {error}\n")
 
 
 if __name__ == "__main__":

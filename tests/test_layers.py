@@ -29,7 +29,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "stores": BASE | {"_kernels", "_core"},
     "_runtime": BASE | {"_kernels", "_core", "stores"},
     "bench": BASE | {"_kernels", "_core", "stores", "_runtime", "_pure", "_native", ""},
-    "cli": BASE | {"_kernels", "_core", "stores", "_runtime", "bench", ""},
+    "examples": {""},
+    "cli": BASE | {"_kernels", "_core", "stores", "_runtime", "bench", "examples", ""},
 }
 SANS_IO = {"asyncio", "time", "random", "uuid", "sqlite3", "apsw", "socket", "threading", "os", "secrets"}
 

@@ -81,6 +81,39 @@ def test_a_database_of_another_application_is_left_alone(tmp_path, invoke, comma
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize("args", [("export", "e"), ("import", "-")])
+def test_a_path_that_sqlite_cannot_take_is_a_one_line_error(tmp_path, spawn, args):
+    name = os.path.join(os.fsencode(tmp_path), b"caf\xe9.db")
+    for there in (False, True):
+        if there:
+            with open(name, "wb") as file:
+                file.write(b"x")
+        command, argument = args
+        ended = spawn(command, os.fsdecode(name), argument, input=lines_of(log_of("e")))
+        assert (ended.code, ended.out) == (2, b"")
+        assert ended.err.endswith("caf\\udce9.db: SQLite takes names in UTF-8 only\n")
+
+
+def test_a_database_in_a_folder_that_is_not_there_cannot_be_made(tmp_path, spawn):
+    for command in (["import", tmp_path / "no" / "a.db", "-"], ["demo", "--db", tmp_path / "no" / "a.db"]):
+        ended = spawn(*command, input=lines_of(log_of("e")))
+        assert (ended.code, ended.out) == (2, b"")
+        assert ended.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_event_stops_the_export_with_nothing_printed(tmp_path, invoke):
+    write_log(tmp_path / "a.db", log_of("e", notes=5))
+    connection = sqlite3.connect(tmp_path / "a.db")
+    with connection:
+        connection.execute("UPDATE events SET body = X'7B7D' WHERE id & 4294967295 = 4")
+    connection.close()
+    result = invoke("export", tmp_path / "a.db", "e")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "'e'" in result.stderr
+    assert lf.StoreReadError.hint in result.stderr
+
+
 def test_a_folder_is_no_database(tmp_path, invoke):
     for command in (["export", tmp_path, "e"], ["import", tmp_path, "-"]):
         result = invoke(*command, input=lines_of(log_of("e")))
@@ -130,6 +163,20 @@ def test_several_logs_in_one_file_are_told_apart_even_interleaved(tmp_path, invo
         "imported 3 events of execution 'two'",
     ]
     assert read_log(tmp_path / "a.db", "two") == two
+
+
+def test_an_import_that_is_killed_has_written_its_log_whole_or_not_at_all(tmp_path):
+    events = log_of("e", notes=8_000)
+    (tmp_path / "log.jsonl").write_bytes(lines_of(events))
+    path = tmp_path / "a.db"
+    command = [sys.executable, "-m", "loomfast.cli", "import", str(path), str(tmp_path / "log.jsonl")]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        while not path.exists() and process.poll() is None:
+            pass
+        process.kill()
+    assert read_log(path, "e") in ([], events)
+    assert subprocess.run(command, capture_output=True, timeout=60).returncode in (0, 2)
+    assert read_log(path, "e") == events
 
 
 @pytest.mark.parametrize("text", [b"", b"\n \r\n"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import ChainMap, OrderedDict, UserDict, defaultdict, namedtuple
 from collections.abc import Mapping
@@ -517,6 +518,42 @@ def test_both_kernels_see_the_same_when_hooks_change_things(digest_kernels):
         value, _ = build()
         results.add((kernel.canonical(value), kernel.__name__ and 1))
     assert len(results) == 3
+
+
+def test_finalizers_that_run_in_the_middle_of_a_walk_change_nothing(digest_kernel):
+    class Bomb:
+        def __init__(self, targets: list[Any]) -> None:
+            self.me = self
+            self.targets = targets
+
+        def __del__(self) -> None:
+            for target in self.targets:
+                target.clear()
+
+    # Names and values that nothing but their containers holds.
+    inner = {f"inner {at}": [f"value {at}"] for at in range(50)}
+    inner["hook"] = Hooked(lambda: [object() and {} for _ in range(50)] and "h")  # type: ignore[assignment]
+    items: list[Any] = [f"item {at}" for at in range(50)]
+    items[3] = 2**200
+    outer = {f"outer {at}": at for at in range(50)} | {"inner": inner, "items": items, "last": Hooked("l")}
+    expected = digest_kernel.encode(outer)
+    threshold = gc.get_threshold()
+    gc.collect()
+    gc.disable()
+    try:
+        bomb: Any = Bomb([inner, items, outer])
+        del bomb
+        # Every new container collects: whatever the walk makes is a chance for the finalizer.
+        gc.set_threshold(1, 1, 1)
+        value = [outer]
+        gc.enable()
+        text = digest_kernel.encode(value)
+    finally:
+        gc.set_threshold(*threshold)
+        gc.enable()
+    # The collector may come before the walk, in it, or after it; there is always an answer.
+    digest_kernel.decode(text)
+    assert len(text) <= len(expected) + 2
 
 
 def test_a_hook_is_called_once_and_in_the_order_of_the_members(digest_kernel):

@@ -22,6 +22,10 @@ class Hooked:
         return self.inner
 
 
+def hooked_twice(inner: object) -> Hooked:
+    return Hooked({"b": inner, "a": inner})
+
+
 class Text(str):
     pass
 
@@ -34,7 +38,7 @@ KEYS = st.one_of(
 )
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(-5, 5),
-    st.sampled_from([0.0, -0.0, 1.0, 1.5, 1e21, 1e16, 10**400, 2**64]),
+    st.sampled_from([0.0, -0.0, 1.0, 1.5, 1e21, 1e16, 10**30, 2**64]),
     st.floats(), NAMES, st.sampled_from([b"x", Decimal("1.0"), Text("t"), 1j]),
 )  # fmt: skip
 HASHABLE = st.recursive(
@@ -43,7 +47,7 @@ HASHABLE = st.recursive(
         st.frozensets(inner, max_size=4),
         st.tuples(inner, inner),
         inner.map(Hooked),
-        inner.map(lambda v: Hooked({"b": v, "a": v})),
+        inner.map(hooked_twice),
     ),
     max_leaves=8,
 )

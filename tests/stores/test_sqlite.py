@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
 import threading
@@ -339,6 +340,8 @@ async def test_a_damaged_page_is_a_read_error_that_names_the_execution(path: Pat
         with pytest.raises(StoreReadError) as caught:
             await store.read("x")
         assert caught.value.execution_id == "x"
+        with pytest.raises(StoreReadError):
+            await store.fold("x")
         await store.append(event("y", 0))
 
 
@@ -431,3 +434,51 @@ def test_importing_the_stores_does_not_import_sqlite() -> None:
 
     program = "import sys, loomfast.stores; print('apsw' in sys.modules)"
     assert run_program(program, Path(sys.executable), timeout_s=20).strip() == "False"
+
+
+async def test_opening_can_be_cancelled_and_leaves_nothing_behind(path: Path) -> None:
+    opening = asyncio.create_task(SqliteEventStore.open(path))
+    await asyncio.sleep(0)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    for thread in threading.enumerate():
+        if thread.name.startswith("loomfast-sqlite"):
+            await asyncio.to_thread(thread.join)
+    async with await SqliteEventStore.open(path) as store:
+        await store.append(event("x", 0))
+
+
+def test_a_loop_that_is_closed_under_a_waiting_caller_does_not_disturb_the_others(path: Path) -> None:
+    store = asyncio.run(SqliteEventStore.open(path))
+    loop = asyncio.new_event_loop()
+    writing = store.append(event("x", 0))
+    loop.call_soon(lambda: (writing.send(None), loop.stop()))
+    loop.run_forever()
+    loop.close()
+
+    async def go_on() -> None:
+        async with store:
+            await store.append(event("y", 0))
+            assert [p.event.id for p in await store.read_all()] == ["x-0", "y-0"]
+
+    asyncio.run(go_on())
+    writing.close()
+
+
+async def test_a_store_in_use_keeps_nothing_of_what_passed_through_it(path: Path) -> None:
+    async with await SqliteEventStore.open(path) as store:
+
+        async def use(first: int) -> None:
+            for n in range(first, first + 100):
+                await store.append(event("x", n))
+                await store.read_from("x", n)
+                with pytest.raises(DuplicateSequenceError):
+                    await store.append(event("x", n))
+
+        await use(0)
+        gc.collect()
+        before = len(gc.get_objects())
+        await use(100)
+        gc.collect()
+        assert len(gc.get_objects()) - before < 50

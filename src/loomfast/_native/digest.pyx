@@ -18,9 +18,9 @@ How the walk differs from the pure one, which is its specification:
   canonical buffer is therefore written even when the caller wants the persisted text alone.
 
 - Lists are read in place, and dicts from borrowed references to their members, which is safe as long as no
-  Python code can run. Before any does (a conversion, the digits of a huge integer), `freeze` puts a copy in
-  place of each open list and dict. Up to then nothing can have changed, so the answer is the same as if each
-  had been copied on entry.
+  Python code can run. Before any does (a conversion, the digits of a huge integer, a finalizer run by the
+  garbage collector), `freeze` takes references to the entries of each open dict and a copy of each open list.
+  Up to then nothing can have changed, so the answer is the same as if each had been copied on entry.
 
 - The frames, spans and buffers are one block, reused from call to call. A call takes it out; a conversion
   hook that calls back into this module finds none and makes its own.
@@ -29,7 +29,8 @@ FNV-1a runs over the finished bytes in 64-bit arithmetic. The record's four limb
 64-bit integers; in C they cost several times the one multiplication per byte that is the floor, for the same
 answer. They stay as `fnv1a64_limbs`, against which the other is tested.
 
-Invariant: every PyObject* in a frame or a span is a strong reference, released by `pop` or `unwind`.
+Invariant: every PyObject* in a frame or a span is a strong reference, released by `pop` or `unwind`; borrowed
+are only `Frame.key` and the entries of an `IN_DICT` frame, and never across a `freeze`.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -139,13 +140,14 @@ cdef enum:
     # A block that grew beyond this many bytes or spans is given back instead of kept for the next call.
     KEEP_BYTES = 1 << 20
     KEEP_SPANS = 1 << 14
-    # Ways to walk a container. Lists and dicts become copies before Python code runs.
+    # Ways to walk a container. The first of each pair becomes the second before Python code runs.
     IN_LIST = 0  # in place
     IN_COPY = 1  # a private copy of a list
     IN_TUPLE = 2
     IN_BAG = 3
-    IN_DICT = 4  # from borrowed members
-    IN_MEMBERS = 5  # a private list [name, value, ...]
+    IN_DICT = 4  # from its entries, borrowed
+    IN_ENTRIES = 5  # from its entries, owned
+    IN_MEMBERS = 6  # a private list [name, value, ...]
 
 if MAX_DEPTH != LEVELS:
     raise ImportError("loomfast._native.digest was built for another MAX_DEPTH")
@@ -243,9 +245,13 @@ cdef inline void pop(Walk *walk) noexcept:
     cdef PyObject *owner = frame.owner
     cdef PyObject *body = frame.body
     cdef PyObject *name = frame.name
+    cdef Py_ssize_t at
     walk.depth -= 1
     walk.entry_count = frame.entries
     drop_spans(walk, frame.spans)
+    if frame.kind == IN_ENTRIES:
+        for at in range(frame.size):
+            Py_DECREF(walk.entries[frame.entries + at])
     Py_XDECREF(name)
     Py_DECREF(body)
     Py_DECREF(owner)
@@ -277,32 +283,32 @@ cdef inline void hold_name(Frame *frame) noexcept:
 
 
 cdef int freeze(Walk *walk) except -1:
-    """Put a private copy in place of each list and dict that is read by borrowed references."""
+    """Own what the walk has borrowed: the entries of each open dict, and a copy of each open list."""
     cdef int level
     cdef Py_ssize_t at
     cdef Frame *frame
     cdef PyObject *old
+    # First all that needs no memory: making a list may collect garbage, and so run finalizers.
     for level in range(walk.depth):
         frame = &walk.frames[level]
         hold_name(frame)
-        if frame.kind != IN_LIST and frame.kind != IN_DICT:
-            continue
-        # Making the copy may collect garbage, and so run finalizers; filling it runs nothing.
-        copy = []
+        if frame.kind == IN_DICT:
+            for at in range(frame.size):
+                Py_INCREF(walk.entries[frame.entries + at])
+            frame.kind = IN_ENTRIES
+    for level in range(walk.depth):
+        frame = &walk.frames[level]
         if frame.kind == IN_LIST:
+            copy = []
             at = 0
             while at < PyList_GET_SIZE(frame.body):
                 copy.append(<object>PyList_GET_ITEM(frame.body, at))
                 at += 1
             frame.kind = IN_COPY
-        else:
-            for at in range(frame.size):
-                copy.append(<object>walk.entries[frame.entries + at])
-            frame.kind = IN_MEMBERS
-        old = frame.body
-        frame.body = <PyObject *>copy
-        Py_INCREF(frame.body)
-        Py_DECREF(old)
+            old = frame.body
+            frame.body = <PyObject *>copy
+            Py_INCREF(frame.body)
+            Py_DECREF(old)
     return 0
 
 
@@ -335,7 +341,6 @@ cdef int refuse_depth(Walk *walk, object owner) except -1:
     cdef int level
     owners = []
     for level in range(walk.depth):
-        hold_name(&walk.frames[level])
         owners.append(<object>walk.frames[level].owner)
     raise _too_deep(owners, owner, steps_of(walk))
 
@@ -399,16 +404,17 @@ cdef int put_int(Walk *walk, PyObject *value) except -1:
         if lf_int(buffer_of(walk), small) < 0:
             no_memory()
         return 0
+    # Raising makes an object, which may collect garbage and so run finalizers.
+    held = <object>value
+    freeze(walk)
     try:
         size = PyLong_AsDouble(value)
     except OverflowError:
         size = 1e300
-    held = <object>value
     if -1e300 < size < 1e300:
         # At most 300 digits: the interpreter writes them in C and without a limit.
         text = repr(held).encode("ascii")
     else:
-        freeze(walk)
         text = _digits.text(held).encode("ascii")
     if lf_put_long(buffer_of(walk), PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text)) < 0:
         no_memory()
@@ -584,7 +590,7 @@ cdef inline int put_name(Walk *walk, Frame *frame, PyObject *name) except -1:
 cdef inline PyObject *next_value(Walk *walk, Frame *frame) except? NULL:
     """Write what stands before the next value of the frame; return that, borrowed, or NULL at the end."""
     cdef PyObject *value
-    if frame.kind == IN_DICT:
+    if frame.kind == IN_DICT or frame.kind == IN_ENTRIES:
         if frame.at >= frame.size:
             return NULL
         put_name(walk, frame, walk.entries[frame.entries + frame.at])

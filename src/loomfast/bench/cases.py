@@ -34,7 +34,10 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a case. `ok` is None where it could not be measured, `reason` says why or what is wrong."""
+    """What came of a case.
+
+    `ok` is None where it could not be measured; `reason` says why, or what is wrong.
+    """
 
     name: str
     what: str
@@ -47,8 +50,20 @@ class Outcome:
     reason: str = ""
 
 
-def run(case: Case, *, quick: bool = False) -> Outcome:
-    """Run a case: check its answers, measure, judge."""
+def run(case: Case, *, quick: bool = False, attempts: int = 1) -> Outcome:
+    """Run a case: check its answers, measure, judge.
+
+    One that is over its limit is measured again, up to `attempts` times in all: a busy machine can push a
+    ratio over its limit once, a cost that grows with the log does so every time.
+    """
+    outcome = _run_once(case, quick)
+    while attempts > 1 and outcome.answers_equal and not outcome.ok:
+        attempts -= 1
+        outcome = _run_once(case, quick)
+    return outcome
+
+
+def _run_once(case: Case, quick: bool) -> Outcome:
     try:
         measured = case.measure(quick)
     except AssertionError as error:
@@ -141,6 +156,34 @@ def _longest(quick: bool) -> Measured:
     return longest_bump(1_000_000, 3 if quick else 10)
 
 
+def _trie(quick: bool) -> Measured:
+    from loomfast.bench.trie import live_bump
+
+    return live_bump(5 if quick else 20, 2_000 if quick else 5_000)
+
+
+def _trie_shapes(quick: bool) -> Measured:
+    from loomfast.bench.trie import distributions
+
+    return distributions(5 if quick else 20, 2_000 if quick else 5_000)
+
+
+def _trie_longest(quick: bool) -> Measured:
+    from loomfast.bench.trie import longest_bump
+
+    return longest_bump(3, number=20_000 if quick else 200_000)
+
+
+def _table(quick: bool) -> Measured:
+    from loomfast.bench.trie import live_set
+
+    return live_set(5 if quick else 20, 2_000 if quick else 5_000)
+
+
+def _worst_shape(measured: Mapping[str, float]) -> float:
+    return max(measured.values()) / measured["random"]
+
+
 def _replay(quick: bool) -> Measured:
     from loomfast.bench.replay import in_memory
 
@@ -154,6 +197,9 @@ def _replay_rows(quick: bool) -> Measured:
 
 
 _FLAT = of("k=50000", "k=1000")
+# A log of 50,000 entries does not fit the processor's caches, one of 1,000 does: that alone makes up to 1.7
+# on fast kernels. Copying a history would make 50.
+FLAT_LIMIT = 2.0
 
 CASES: tuple[Case, ...] = (
     Case(
@@ -177,7 +223,7 @@ CASES: tuple[Case, ...] = (
         of("loomfast", "immutables"),
         0.5,
     ),
-    Case("emit-flat", "the same at 50,000 against 1,000", _emit_flat(50_000), _FLAT, 1.5, gate=True),
+    Case("emit-flat", "the same at 50,000 against 1,000", _emit_flat(50_000), _FLAT, FLAT_LIMIT, gate=True),
     Case(
         "emit-flat-1m",
         "the same at 1,000,000 against 1,000",
@@ -194,22 +240,50 @@ CASES: tuple[Case, ...] = (
         gate=True,
     ),
     Case(
+        "trie",
+        "one bump of the trie alone at 50,000, against immutables.Map.set",
+        _trie,
+        of("loomfast_50000", "immutables"),
+        0.5,
+    ),
+    Case(
+        "trie-shapes",
+        "one bump at 50,000 digests that agree in most bits, the worst, against random ones",
+        _trie_shapes,
+        _worst_shape,
+        1.5,
+    ),
+    Case(
+        "table",
+        "one set of the table alone at 50,000 keys, against immutables.Map.set",
+        _table,
+        of("loomfast_50000", "immutables"),
+        1.0,
+    ),
+    Case(
         "longest-bump",
-        "longest of 20,000 bumps at 1,000,000, collector on, against 100 us",
+        "longest bump of the trie alone from 1,000,000 on, collector on, against 100 us",
+        _trie_longest,
+        within(100e-6, "longest"),
+        1.0,
+    ),
+    Case(
+        "longest-emit",
+        "longest of 20,000 live emits from 1,000,000 on, collector on, against 100 us",
         _longest,
         within(100e-6),
         1.0,
     ),
-    Case("steps-flat", "one live step at 50,000 against 1,000", _flat("steps"), _FLAT, 1.5, gate=True),
+    Case("steps-flat", "one live step at 50,000 against 1,000", _flat("steps"), _FLAT, FLAT_LIMIT, gate=True),
     Case(
         "decisions-flat",
         "one live decision at 50,000 against 1,000",
         _flat("decisions"),
         _FLAT,
-        1.5,
+        FLAT_LIMIT,
         gate=True,
     ),
-    Case("gates-flat", "one live gate at 50,000 against 1,000", _flat("gates"), _FLAT, 1.5, gate=True),
+    Case("gates-flat", "one live gate at 50,000 against 1,000", _flat("gates"), _FLAT, FLAT_LIMIT, gate=True),
     Case(
         "replay",
         "replay of mixed events in memory, per event, against the pure twin",

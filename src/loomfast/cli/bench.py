@@ -14,6 +14,9 @@ from loomfast.bench import cases
 from loomfast.cli.info import facts
 from loomfast.cli.output import CommandError, print_json
 
+# How often --check measures a case before it believes that the ratio is broken.
+CHECK_ATTEMPTS = 3
+
 _WIDTH = max(len(case.name) for case in cases.CASES)
 
 
@@ -39,7 +42,8 @@ def bench(*, names: tuple[str, ...], as_json: bool, quick: bool, check: bool, on
         for case in chosen:
             click.echo(f"{case.name:<{_WIDTH}}  {case.what}")
         return
-    outcomes = _run(chosen, quick=quick or check, shown=None if as_json else _print_row)
+    shown = None if as_json else _print_row
+    outcomes = _run(chosen, quick=quick or check, attempts=CHECK_ATTEMPTS if check else 1, shown=shown)
     if as_json:
         print_json({**facts(), "quick": quick or check, "cases": [asdict(outcome) for outcome in outcomes]})
     missed = any(outcome.ok is False or (check and outcome.ok is None) for outcome in outcomes)
@@ -55,7 +59,7 @@ def _choose(names: tuple[str, ...]) -> list[cases.Case]:
 
 
 def _run(
-    chosen: list[cases.Case], *, quick: bool, shown: Callable[[cases.Outcome], None] | None
+    chosen: list[cases.Case], *, quick: bool, attempts: int, shown: Callable[[cases.Outcome], None] | None
 ) -> list[cases.Outcome]:
     if shown is not None:
         head = facts()
@@ -63,7 +67,7 @@ def _run(
         click.secho(f"{'case':<{_WIDTH}}  {'ratio':>8} {'limit':>8}       figures", bold=True)
     outcomes = []
     for case in chosen:
-        outcomes.append(cases.run(case, quick=quick))
+        outcomes.append(cases.run(case, quick=quick, attempts=attempts))
         if shown is not None:
             shown(outcomes[-1])
     return outcomes

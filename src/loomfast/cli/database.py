@@ -6,8 +6,8 @@ Invariant: a command that reads leaves no file behind, and changes no file that 
 from __future__ import annotations
 
 import os
-import sqlite3
-from pathlib import Path
+
+import apsw
 
 import loomfast
 from loomfast.cli.output import CommandError
@@ -16,6 +16,7 @@ from loomfast.stores._sqlite_schema import APPLICATION_ID
 
 async def open_existing(path: str) -> loomfast.SqliteEventStore:
     """Open the database at `path`. Raises `CommandError` unless it is there and is loomfast's."""
+    _refuse_unnameable(path)
     _refuse_missing(path)
     _refuse_foreign(path)
     return await loomfast.SqliteEventStore.open(path)
@@ -23,9 +24,17 @@ async def open_existing(path: str) -> loomfast.SqliteEventStore:
 
 async def open_or_create(path: str) -> loomfast.SqliteEventStore:
     """Open the database at `path`, or make it there. Raises `CommandError` for a file of somebody else's."""
+    _refuse_unnameable(path)
     if not _is_free(path):
         _refuse_foreign(path)
     return await loomfast.SqliteEventStore.open(path)
+
+
+def _refuse_unnameable(path: str) -> None:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise CommandError(f"{path}: SQLite takes names in UTF-8 only") from None
 
 
 def _refuse_missing(path: str) -> None:
@@ -39,16 +48,20 @@ def _is_free(path: str) -> bool:
 
 
 def _refuse_foreign(path: str) -> None:
-    """Look at the file through a connection that cannot write."""
+    """Look at the file through a connection that cannot write.
+
+    It is the store's SQLite that looks: a second copy of the library in one process would undo the first
+    one's locks when it closes the file.
+    """
     if os.path.isdir(path):
         raise CommandError(f"{path}: is a folder, not a database")
     try:
-        connection = sqlite3.connect(Path(path).absolute().as_uri() + "?mode=ro", uri=True)
+        connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
         try:
-            owner = connection.execute("PRAGMA application_id").fetchone()[0]
+            owner = connection.pragma("application_id")
         finally:
             connection.close()
-    except sqlite3.Error as error:
+    except apsw.Error as error:
         raise CommandError(f"{path}: cannot be read as a database: {error}") from error
     if owner != APPLICATION_ID:
         raise CommandError(f"{path}: is not a loomfast database")

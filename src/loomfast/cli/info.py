@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import platform
-import sqlite3
 from typing import Any
 
+import apsw
 import click
 
 import loomfast
@@ -19,7 +19,10 @@ def facts() -> dict[str, Any]:
         "implementation": loomfast.implementation(),
         "eventSchemaVersion": loomfast.EVENT_SCHEMA_VERSION,
         "kernelAbiVersion": loomfast.KERNEL_ABI_VERSION,
-        "stores": {"memory": "built in", "sqlite": f"SQLite {sqlite3.sqlite_version}"},
+        "stores": {
+            "memory": "built in",
+            "sqlite": f"SQLite {apsw.sqlite_lib_version()} (apsw {apsw.apsw_version()})",
+        },
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "platform": platform.platform(),
         "cpu": cpu(),
@@ -47,5 +50,5 @@ def info(*, as_json: bool) -> None:
         return
     for name, value in facts().items():
         if isinstance(value, dict):
-            value = ", ".join(f"{key} ({of})" for key, of in value.items())
+            value = "; ".join(f"{key}: {of}" for key, of in value.items())
         click.echo(f"{name:<20}{value}")

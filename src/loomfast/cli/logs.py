@@ -29,13 +29,12 @@ def export_log(db: str, execution_id: str) -> None:
 
 async def _export(db: str, execution_id: str, out: Whole) -> None:
     async with await open_existing(db) as store:
-        first = 0
-        while page := await store.read_range(execution_id, first, first + PAGE_EVENTS - 1):
-            for event in page:
-                out.line(loomfast.encode(event.to_json()))
-            first = page[-1].sequence + 1
-        if first == 0:
+        last = await store.last_sequence(execution_id)
+        if last is None:
             raise loomfast.UnknownExecutionError(execution_id)
+        for first in range(0, last + 1, PAGE_EVENTS):
+            for event in await store.read_range(execution_id, first, min(first + PAGE_EVENTS - 1, last)):
+                out.line(loomfast.encode(event.to_json()))
 
 
 @click.command("import")

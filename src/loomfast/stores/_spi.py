@@ -7,6 +7,7 @@ The guarantees, each with a test in the conformance kit:
  1. `append_batch` is all or nothing, for any number of envelopes, and keeps their order.
  2. An append that returned is durable by the store's own standard, and every later read sees it.
  3. Two appends of one `(execution, sequence)` never both succeed: the loser gets `DuplicateSequenceError`.
+    A log has no gaps either: an append beyond the next sequence is refused with `MalformedEventError`.
  4. Once a fence has been acquired for an execution, an append without a token, or with an older one, is
     refused with `StaleFenceError`; the token is checked before the slot, on every envelope.
  5. Tokens of one execution increase strictly and survive a restart.
@@ -53,7 +54,12 @@ class EventStore(ABC):
     persists_json: bool = True
 
     async def append(self, envelope: Envelope) -> None:
-        """Append one event. Raises `DuplicateSequenceError`, `StaleFenceError`, `StorageError`."""
+        """Append one event.
+
+        Raises, with nothing written: `StaleFenceError`, `DuplicateSequenceError`, `DuplicateEnvelopeIdError`,
+        `MalformedEventError` for a gap, `UnsupportedTypeError` for a payload that the store cannot keep,
+        `StoreClosedError`, `StoreBusyError` (safe to repeat), `StorageWriteError`.
+        """
         await self.append_batch((envelope,))
 
     @abstractmethod
