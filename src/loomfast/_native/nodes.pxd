@@ -127,10 +127,8 @@ cdef inline u32* references(size_t ref) noexcept:  # a cast: cannot raise; both 
 cdef inline u32 capacity(u32 size) noexcept:  # arithmetic: cannot raise
     """How many slots a leaf of `size` has room for: the fewer steps, the less is copied on growing."""
     cdef u32 slots = FULL
-    if size <= 4:
-        return 4
-    if size <= 12:
-        return 12
+    if size <= 8:
+        return 8
     while slots < size:
         slots *= 2
     return slots

@@ -12,6 +12,7 @@ from cpython.unicode cimport PyUnicode_CheckExact
 from libc.string cimport memset
 
 from loomfast._native.lineage cimport (
+    Bump,
     Lineage,
     Version,
     apply_all,
@@ -79,7 +80,7 @@ cdef object _give(Version* version, u64 hash, object key, object value):
     cdef object before = None
     debris.size = 0
     try:
-        slot = claim(version.line, hash, <PyObject*>key, &debris, &fresh)
+        slot = claim(version.line, hash, <PyObject*>key, &debris, NULL, 60, &fresh)
         if fresh:
             slot.word = <u64><PyObject*>value
             slot.number = version.number
@@ -206,6 +207,7 @@ cdef class Trie:
         cdef size_t at
         cdef size_t below = 0
         cdef size_t count
+        cdef Bump bump
         cdef Lineage* left = settle(&self.at, False)
         memset(ends, 0, sizeof(ends))
         for at in range(size):
@@ -220,8 +222,13 @@ cdef class Trie:
             ends[digests[at] >> 52] += 1
         try:
             apply_all(&self.at)
+            bump.version = &self.at
+            bump.number = self.at.number
+            bump.ref = NULL
+            bump.shift = 60
             for at in range(size):
-                bump_now(self.at.line, scratch[at], self.at.number, &self.at)
+                bump.hash = scratch[at]
+                bump_now(self.at.line, &bump)
         finally:
             if left != NULL:
                 end_if_deserted(left)
@@ -283,7 +290,7 @@ cdef class Trie:
         for digest, count in _checked_leaves(value):
             settle(&trie.at, False)
             hash = mix(_checked_digest(digest))
-            slot = claim(trie.at.line, hash, NULL, &debris, &fresh)
+            slot = claim(trie.at.line, hash, NULL, &debris, NULL, 60, &fresh)
             slot.word = count
             slot.number = trie.at.number
             trie.at.size += 1
