@@ -70,7 +70,11 @@ def _run_once(case: Case, quick: bool) -> Outcome:
         return _outcome(case, {}, None, answers_equal=False, ok=False, reason=str(error))
     except ImportError as error:
         return _outcome(case, {}, None, answers_equal=None, ok=None, reason=f"not measured: {error}")
-    ratio = case.judge(measured)
+    try:
+        ratio = case.judge(measured)
+    except KeyError as missing:
+        reason = f"not judged: {missing.args[0]} is not installed"
+        return _outcome(case, measured, None, answers_equal=True, ok=None, reason=reason)
     return _outcome(case, measured, ratio, answers_equal=True, ok=ratio <= case.limit)
 
 
