@@ -17,6 +17,7 @@ from cpython.list cimport PyList_CheckExact, PyList_GET_SIZE
 from cpython.long cimport PyLong_CheckExact
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject, PyObject_Hash, PyTypeObject
+from cpython.tuple cimport PyTuple_CheckExact, PyTuple_GET_SIZE
 from cpython.unicode cimport PyUnicode_CheckExact
 from libc.string cimport memcpy
 
@@ -56,6 +57,7 @@ REVISION = 1
 cdef extern from "Python.h":
     u64 PyLong_AsUnsignedLongLongMask(object value) except? 0xFFFFFFFFFFFFFFFFULL
     PyObject* PyList_GET_ITEM(object value, Py_ssize_t index) noexcept  # the caller checked the index
+    PyObject* PyTuple_GET_ITEM(object value, Py_ssize_t index) noexcept  # the caller checked the index
     PyTypeObject* Py_TYPE(PyObject* value) noexcept  # reads a field
 
 cdef enum:
@@ -466,10 +468,16 @@ def fold_events(state, events):
     execution, the sequence and the field; the state given in is never changed. Contract, section 5.
     """
     cdef Pass fold
-    cdef State folded = _begun(state)
+    cdef State folded
     cdef Envelope envelope
     cdef Py_ssize_t ahead = LOOKAHEAD
     cdef bint listed = PyList_CheckExact(events)
+    if type(state) is State:
+        if PyTuple_CheckExact(events) and PyTuple_GET_SIZE(events):
+            _look_ahead(<State>state, PyTuple_GET_ITEM(events, 0))
+        elif listed and PyList_GET_SIZE(events):
+            _look_ahead(<State>state, PyList_GET_ITEM(events, 0))
+    folded = _begun(state)
     _open_pass(&fold)
     try:
         for event in events:

@@ -121,6 +121,7 @@ cdef struct Lineage:
     u64 size  # of the newest version, without what is queued
     bint sweeping
     bint keyed
+    bint chained  # whether any slot may have a past
     u32 queued  # how many bumps have been queued
     u32 applied  # how many of them have been carried out
     Bump queue[16]  # by their number modulo QUEUE
@@ -165,11 +166,13 @@ cdef inline void unlink(Version* version) noexcept:  # pointers: cannot raise
 cdef inline void end_if_deserted(Lineage* line) noexcept:  # as free_leaf
     cdef size_t root
     cdef bint keyed
+    cdef bint chained
     if line.living == 0:
         root = line.root
         keyed = line.keyed
+        chained = line.chained
         PyMem_Free(line)
-        release_node(root, keyed)
+        release_node(root, keyed, chained)
 
 
 cdef inline void leave(Version* version) noexcept:  # as free_leaf
@@ -205,6 +208,7 @@ cdef inline Lineage* begin(Version* base, bint keyed) except NULL:
     line.size = base.size
     if origin != NULL:
         origin.newest = FROZEN
+        line.chained = origin.chained
         line.root = origin.root
         line.limit = origin.limit if origin.root & FOREIGN else base.number
         if line.root:
@@ -439,6 +443,7 @@ cdef inline int supersede(
         past.number = slot.number
         chain(past, slot.past)
         slot.past = past
+        line.chained = True
         line.litter += 1
     elif line.keyed:
         discard(debris, <size_t>slot.word | VALUE)

@@ -25,7 +25,8 @@ cdef extern from *:
       #define loom_prefetch(p) ((void)(p))
     #else
       #define loom_lowest_bit(word) __builtin_ctzll(word)
-      #define loom_prefetch(p) __builtin_prefetch(p)
+      /* The empty statement keeps GCC from dropping functions that do nothing but prefetch. */
+      #define loom_prefetch(p) do { __builtin_prefetch(p); __asm__ volatile (""); } while (0)
     #endif
     #define loom_as_u64(value) \
         (sizeof(size_t) == 8 ? PyLong_AsSize_t(value) : PyLong_AsUnsignedLongLong(value))
@@ -299,11 +300,12 @@ cdef inline Branch* split_leaf(Leaf* leaf, int shift, bint keyed) except NULL:
 # --- letting go -----------------------------------------------------------------------------------
 
 
-cdef inline void free_leaf(Leaf* leaf, bint keyed) noexcept:  # releases; a destructor's error is reported, not raised
+cdef inline void free_leaf(Leaf* leaf, bint keyed, bint chained) noexcept:  # a destructor's error is reported
+    """Free a leaf and what it owns. If it is neither keyed nor `chained`, its slots own nothing."""
     cdef u32 index
     cdef Slot* slot
     cdef Past* past
-    for index in range(leaf.size):
+    for index in range(leaf.size if keyed or chained else 0):
         slot = slot_at(leaf, index, keyed)
         while slot.past != NULL:
             past = slot.past
@@ -317,7 +319,7 @@ cdef inline void free_leaf(Leaf* leaf, bint keyed) noexcept:  # releases; a dest
     PyMem_Free(leaf)
 
 
-cdef inline void release_node(size_t ref, bint keyed) noexcept:  # as free_leaf
+cdef inline void release_node(size_t ref, bint keyed, bint chained) noexcept:  # as free_leaf
     """Drop one reference to a node; free what nothing else refers to. At most 17 nodes deep."""
     # An explicit stack, since an inline function cannot call itself: one partly visited branch per level.
     cdef Branch* path[17]
@@ -328,7 +330,7 @@ cdef inline void release_node(size_t ref, bint keyed) noexcept:  # as free_leaf
             references(ref)[0] -= 1
             if references(ref)[0] == 0:
                 if ref & LEAF:
-                    free_leaf(as_leaf(ref), keyed)
+                    free_leaf(as_leaf(ref), keyed, chained)
                 else:
                     depth += 1
                     path[depth] = as_branch(ref)
@@ -353,6 +355,6 @@ cdef inline void release(Debris* debris, bint keyed) noexcept:  # as free_leaf
         if debris.refs[index] & VALUE:
             Py_DECREF(<PyObject*>(debris.refs[index] & ~<size_t>VALUE))
         else:
-            release_node(debris.refs[index], keyed)
+            release_node(debris.refs[index], keyed, True)
 
 
