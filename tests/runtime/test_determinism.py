@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import loomfast as lf
 from tests.conftest import OpenStore
-from tests.runtime.harness import kinds, runtime
+from tests.runtime.harness import deployed, kinds, runtime
 
 
 @lf.step
 async def echo(value: Any) -> Any:
     return value
-
-
-def deployed(*versions: Any) -> lf.FlowDefinition:
-    """A flow whose n-th run is the n-th of these functions: what a deploy does to an execution in flight."""
-    code: Iterator[Any] = iter(versions)
-
-    async def flow(ctx: lf.WorkflowContext, input: Any) -> Any:
-        return await next(code)(ctx)
-
-    return lf.flow(flow)
 
 
 async def parks(ctx: lf.WorkflowContext) -> Any:

@@ -79,7 +79,7 @@ class EmitRule:
         self.segment_live = False
 
     def ended_unsettled(self) -> None:
-        """A step or decider of this run ended in an outcome that a re-run does not serve."""
+        """A step or decider of this run ended, for the flow, in an outcome that a re-run does not serve."""
         self.unsettled = True
 
     def began(self) -> None:

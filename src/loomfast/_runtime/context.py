@@ -117,14 +117,19 @@ class WorkflowContext:
         self._rule.syscall_live()
         if known is not None and definition.at_most_once and not released(known):
             self._park_in_doubt(name, known.phase)
-        await self._outcomes_durable()
-        self._check()
         number = 1 if known is None else known.attempt + 1
-        return await self._execute(LiveStep(self._tools, definition, name, number, asked), input)
+        try:
+            return await self._execute(LiveStep(self._tools, definition, name, number, asked), input)
+        except asyncio.CancelledError:
+            # The flow goes on with a cancellation, and the next run with the step's outcome, if it has one.
+            self._rule.ended_unsettled()
+            raise
 
     execute = run
 
     async def _execute(self, live: LiveStep, input: object) -> Any:
+        await self._outcomes_durable()
+        self._check()
         live.begin()
         task = asyncio.get_running_loop().create_task(live.run(input))
         self._live[task] = live
@@ -195,7 +200,11 @@ class WorkflowContext:
         self._check()
         self._consumed += 1
         self._journal.commit("DECISION_RECORDED", body, name)
-        await self._journal.room()
+        try:
+            await self._journal.room()
+        except asyncio.CancelledError:
+            self._rule.ended_unsettled()
+            raise
         return self._journal.state.decisions.get(name).choice
 
     def _recorded(self, id: str, make: Callable[[], Any]) -> Any:
