@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from loomfast._core.definitions import FlowDefinition, FlowFunction
-from loomfast._errors import ExecutionEndedError
+from loomfast._errors import BadInputError, ExecutionEndedError
 from loomfast._events import IN_DOUBT
 from loomfast._kernels import Envelope, State
 from loomfast._runtime.handle import ExecutionHandle
@@ -110,7 +110,7 @@ def play_case(
 ) -> Played:
     """Play one execution through its crashes to its end.
 
-    `open_store` opens the store as a process does at its start: the same logs every time. Raises what the
+    `open_store` opens the store as a process does at its start: empty first, the same logs ever after. Raises what the
     runtime raises, and `VirtualTimeError` when the flow waits for something it will not get.
     """
     played = Played(scenario, seed, tuple(crashes), batch_events, World())
@@ -183,7 +183,10 @@ class _Life:
         )
         flow = runtime.register(scenario.build(self._world))
         self._observe(())
-        if await runtime.load_state(execution_id) is None:
+        state = await runtime.load_state(execution_id)
+        if state is not None and len(self._played.lives) == 1:
+            raise BadInputError(f"the store already holds {execution_id!r}; a matrix wants an empty one")
+        if state is None:
             chosen = execution_id if scenario.chosen_id else None
             handle = await runtime.start(flow, scenario.input, execution_id=chosen)
             if scenario.chosen_id:

@@ -6,13 +6,13 @@ Theory of operation
 -------------------
 *The crash.* After `after` writes the store raises `ProcessKilled`. That is a `SystemExit`, which asyncio lets
 through everything: the loop stops in the middle of that very callback, as after kill -9. What is left of the
-program is then unwound without power: the store refuses every call and so does the world, so that no `finally`
-block and no cancelled step gets anything into the log.
+program is then unwound without power: the store refuses every call and so does the world, so that no
+`finally` block and no cancelled step gets anything into the log.
 
 *The two moments.* A process may die before it hears that its write is durable, or at any time after, until
 its next write. The first is the moment of the write itself; of the second only the last instant is played,
-since nothing in between is seen by anyone but the world. With `batch_events=1` every event is a write of its own,
-and no boundary between two events is left out.
+since nothing in between is seen by anyone but the world. With `batch_events=1` every event is a write of its
+own, and no boundary between two events is left out.
 
     writes    0         1         2                 the journal's appends
               STARTED   A         STEP_STARTED
@@ -50,8 +50,8 @@ class CrashingStore(EventStore):
     """An event store, as a process that dies sees it.
 
     `crash` says after which write (`append` or `append_batch`) it dies; None: never. `observe` is told of
-    each write the moment it is durable, `on_crash` of the crash; `latency_s` says how long the next write takes.
-    Runs under virtual time.
+    each write the moment it is durable, `on_crash` of the crash; `latency_s` says how long the next write
+    takes. Runs under virtual time.
     """
 
     def __init__(
