@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "projections": BASE | {"_kernels", "stores"},
     "__main__": {"cli"},
     "bench": BASE | {"_kernels", "_core", "stores", "_runtime", "_pure", "_native", ""},
+    "testing": BASE | {"_kernels", "_core", "stores", "_runtime"},
     "examples": {""},
     "cli": BASE | {"_kernels", "_core", "stores", "_runtime", "bench", "examples", ""},
 }

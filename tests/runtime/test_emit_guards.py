@@ -485,9 +485,7 @@ async def test_a_legacy_log_re_emits_its_prefix_once_stamped_and_is_stable_from_
 
     written = lf.MemoryEventStore()
     [log] = await run_through(written, flow)
-    legacy = [
-        lf.Envelope.make("x", e.sequence, e.event_type, e.payload, e.timestamp, None) for e in log
-    ]
+    legacy = [lf.Envelope.make("x", e.sequence, e.event_type, e.payload, e.timestamp, None) for e in log]
     async with open_store() as store, runtime(store, deployed(*[parking(flow)] * 3)) as rt:
         await store.append_batch(legacy)
         seen = []

@@ -39,7 +39,8 @@ from loomfast._runtime.hooks import Hooks, call
 from loomfast._runtime.signals import AbortSignal
 from loomfast.stores import EventStore
 
-# How many events one append takes, and how many may wait before `room` makes its caller wait too.
+# How many events one append takes unless told otherwise (a group that must be whole may be larger), and how
+# many may wait before `room` makes its caller wait too.
 BATCH_EVENTS = 512
 QUEUE_EVENTS = 8_192
 
@@ -59,6 +60,7 @@ class ExecutionJournal:
         *,
         state: State | None = None,
         fence: int | None = None,
+        batch_events: int = BATCH_EVENTS,
     ) -> None:
         self.execution_id = execution_id
         self.fence = fence
@@ -72,6 +74,7 @@ class ExecutionJournal:
         self._hooks = hooks
         self._durable = self._next - 1
         self._outcome = self._durable
+        self._batch_events = batch_events
         self._queue: deque[tuple[Envelope, ...]] = deque()
         self._queued = 0
         self._writer: asyncio.Task[None] | None = None
@@ -177,7 +180,7 @@ class ExecutionJournal:
         while self._queue:
             batch = list(self._queue[0])
             units = 1
-            while units < len(self._queue) and len(batch) + len(self._queue[units]) <= BATCH_EVENTS:
+            while units < len(self._queue) and len(batch) + len(self._queue[units]) <= self._batch_events:
                 batch.extend(self._queue[units])
                 units += 1
             try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
 
@@ -39,7 +39,7 @@ from loomfast._runtime.effects import EffectMiddleware
 from loomfast._runtime.execution import DrivenExecution
 from loomfast._runtime.handle import ExecutionHandle
 from loomfast._runtime.hooks import Hooks, call
-from loomfast._runtime.journal import ExecutionJournal, write_error
+from loomfast._runtime.journal import BATCH_EVENTS, ExecutionJournal, write_error
 from loomfast.stores import EventStore
 
 # How often a waiter looks for what another process has written.
@@ -60,7 +60,9 @@ class WorkflowRuntime:
     `determinism` says what becomes of a re-run that asks the log a different question than it answers:
     `error` (the default: the run fails loudly and nothing is appended past the difference), `warn` or
     `ignore`. `clock` and `id_factory` are injected so that a run can be repeated exactly. `step_threads`
-    bounds the threads of sync steps.
+    bounds the threads of sync steps; `executor` puts the caller's own in their place, and is left open.
+    `batch_events` bounds how many events one append carries: 1 makes every event a write of its own, which is
+    what a test of crashes wants.
 
     One runtime belongs to one event loop. Use it as an async context manager, or call `close`.
     """
@@ -79,6 +81,8 @@ class WorkflowRuntime:
         middleware: Sequence[EffectMiddleware] = (),
         entropy: Callable[[int], bytes] = os.urandom,
         step_threads: int = 16,
+        executor: Executor | None = None,
+        batch_events: int = BATCH_EVENTS,
     ) -> None:
         if not isinstance(store, EventStore):
             raise BadInputError(f"store must be an EventStore, not {type(store).__name__}")
@@ -86,13 +90,24 @@ class WorkflowRuntime:
             raise BadInputError(f"determinism={determinism!r}: choose error, warn or ignore")
         if step_threads < 1:
             raise BadInputError(f"step_threads={step_threads}: must be 1 or more")
+        if batch_events < 1:
+            raise BadInputError(f"batch_events={batch_events}: must be 1 or more")
         self.store = store
         self._clock = clock or SystemClock()
         self._id_factory = id_factory or ulid_factory()
         self._hooks = Hooks(on_event, on_commit, on_storage_error)
-        self._executor = ThreadPoolExecutor(step_threads, thread_name_prefix="loomfast-step")
+        self._batch_events = batch_events
+        self._own_executor: Executor | None = None
+        if executor is None:
+            executor = ThreadPoolExecutor(step_threads, thread_name_prefix="loomfast-step")
+            self._own_executor = executor
         self._deps = RunDeps(
-            self._clock, entropy, self._executor, tuple(middleware), determinism, store.persists_json
+            self._clock,
+            entropy,
+            executor,
+            tuple(middleware),
+            determinism,
+            store.persists_json,
         )
         self._flows: dict[str, FlowDefinition] = {}
         self._driven: dict[str, DrivenExecution] = {}
@@ -371,7 +386,8 @@ class WorkflowRuntime:
         self._closed = True
         for live in tuple(self._driven.values()):
             await live.close()
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        if self._own_executor is not None:
+            self._own_executor.shutdown(wait=False, cancel_futures=True)
 
     async def __aenter__(self) -> Self:
         return self
@@ -393,7 +409,15 @@ class WorkflowRuntime:
     def _journal(
         self, execution_id: str, *, state: State | None = None, fence: int | None = None
     ) -> ExecutionJournal:
-        return ExecutionJournal(execution_id, self.store, self._clock, self._hooks, state=state, fence=fence)
+        return ExecutionJournal(
+            execution_id,
+            self.store,
+            self._clock,
+            self._hooks,
+            state=state,
+            fence=fence,
+            batch_events=self._batch_events,
+        )
 
     def _live(self, execution_id: str) -> DrivenExecution | None:
         live = self._driven.get(execution_id)

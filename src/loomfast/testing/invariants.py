@@ -1,0 +1,249 @@
+"""What must hold of every log, whatever happened to the processes that wrote it: one function.
+
+What lives here: `check_invariants`. What must not: how a case is played (crash), what effects did (world).
+
+It looks at a log from outside and shares nothing with the emit rule, the context or the journal: it must not
+repeat their mistakes. Its only help is `clean`, the same scenario without a crash, and where in the log each
+process began.
+
+Theory of operation
+-------------------
+*Shape.* Sequences 0, 1, 2 …; one terminal fact, and nothing behind it; each gate opened once and passed once,
+in order; each attempt of a step has a number of its own and at most one outcome, and none follows a settled
+one; each decision is recorded once; folding the log whole, or event by event, gives one state.
+
+*Nothing lost.* What the clean run emitted is contained, content for content and count for count.
+
+*Nothing proven twice.* A stamp says "a re-run reproduces this". So of one identity there are never more
+stamped events than one run makes, which is as many as the clean run has.
+
+*No duplicate without a reason.* ADR 0102 lists the duplicates that remain; each leaves a trace. The log is
+cut into runs (a new one begins with each process and behind each answer). Within its run
+
+ U  an unstamped emit needs a reason not to be stamped: a step is executing; something ended unsettled before;
+    or all copies were logged by earlier runs and something in this one was live (it is a duplicate itself);
+ D  an emit of which the log already holds every copy, stamped, needs a step or a decision that was live in
+    this run before it: otherwise it was to be served.
+
+What no log shows (a decider that executes, or has raised; a payload without JSON form) is declared by the
+scenario (`unstamped`), as are paths that an unsettled outcome decides (`optional`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from loomfast._core.answers import RELEASED
+from loomfast._events import END_KIND, KIND_NAMES, RESERVED, Opaque
+from loomfast._kernels import Envelope, fold_events
+from loomfast.testing.crash import Played
+
+_ENDS = frozenset(KIND_NAMES[kind] for kind in END_KIND.values())
+_OUTCOMES = ("STEP_COMPLETED", "STEP_FAILED", "STEP_CANCELLED")
+
+
+class InvariantError(AssertionError):
+    """A case broke promises. `broken` lists them; the message says how to play the case again."""
+
+    def __init__(self, played: Played, broken: list[str]) -> None:
+        listed = "\n".join(f"  - {sentence}" for sentence in broken)
+        log = "\n".join(_line(event, played) for event in played.log)
+        super().__init__(
+            f"scenario {played.scenario.name!r}, crashed "
+            f"{' and '.join(map(str, played.crashes)) or 'never'}:\n{listed}\nreplay: {played}\nlog:\n{log}"
+        )
+        self.played = played
+        self.broken = broken
+
+
+def check_invariants(played: Played, clean: Played) -> None:
+    """Raise `InvariantError` unless everything holds of `played`; `clean` is its scenario without a crash."""
+    broken = [
+        *played.world.violations,
+        *_shape(played.log),
+        *_steps(played.log),
+        *_folds(played),
+        *_result(played, clean),
+        *_emits(played, clean),
+    ]
+    if broken:
+        raise InvariantError(played, broken)
+
+
+# --- shape ---------------------------------------------------------------------------------------
+
+
+def _shape(log: list[Envelope]) -> Iterator[str]:
+    if [event.sequence for event in log] != list(range(len(log))):
+        yield "the sequences have a gap or a repeat"
+    if not log or log[0].event_type != "EXECUTION_STARTED":
+        yield "the log does not begin with EXECUTION_STARTED"
+    ends = [event.sequence for event in log if event.event_type in _ENDS]
+    if len(ends) != 1:
+        yield f"{len(ends)} terminal facts, at {ends}; there must be one"
+    elif ends[0] != log[-1].sequence:
+        yield f"events behind the terminal fact at {ends[0]}"
+    opened, passed, decided = 0, 0, set()
+    for event in log:
+        payload = event.payload
+        if event.event_type == "EXECUTION_SUSPENDED":
+            if payload["gate"] != opened or opened != passed:
+                yield f"gate {payload['gate']} opened at {event.sequence}: expected gate {passed}"
+            opened += 1
+        elif event.event_type == "EXECUTION_RESUMED":
+            if payload["gate"] != passed or passed >= opened:
+                yield f"gate {payload['gate']} passed at {event.sequence}: expected gate {passed}"
+            if log[event.sequence - 1].event_type != payload["on"]:
+                yield f"gate {payload['gate']} passed at {event.sequence} without its answer before it"
+            passed += 1
+        elif event.event_type == "DECISION_RECORDED":
+            if payload["id"] in decided:
+                yield f"decision {payload['id']!r} recorded again at {event.sequence}"
+            decided.add(payload["id"])
+
+
+def _steps(log: list[Envelope]) -> Iterator[str]:
+    attempts: dict[str, int] = {}
+    open_since: dict[str, int] = {}
+    settled: set[str] = set()
+    doubted: set[str] = set()
+    for event in log:
+        kind = event.event_type
+        if kind not in (*_OUTCOMES, "STEP_STARTED", "EFFECT_INDOUBT"):
+            continue
+        payload, at = event.payload, event.sequence
+        key: str = payload["key"]
+        if key in settled:
+            yield f"{kind} of step {key!r} at {at}, which was settled before"
+        if kind == "STEP_STARTED":
+            if payload["attempt"] != attempts.get(key, 0) + 1:
+                yield f"attempt {payload['attempt']} of step {key!r} at {at}: expected the next number"
+            attempts[key] = payload["attempt"]
+            open_since[key] = at
+            doubted.discard(key)
+        elif kind == "EFFECT_INDOUBT":
+            doubted.add(key)
+        else:
+            if open_since.pop(key, None) is None and key not in doubted:
+                yield f"{kind} of step {key!r} at {at}: no attempt is open"
+            if kind == "STEP_COMPLETED" or (kind == "STEP_FAILED" and payload["typed"]):
+                settled.add(key)
+
+
+def _folds(played: Played) -> Iterator[str]:
+    if not played.log:
+        return
+    whole = fold_events(None, played.log)
+    state = None
+    for event in played.log:
+        state = fold_events(state, (event,))
+    if state != whole:
+        yield "folding the log event by event gives another state than folding it whole"
+
+
+def _result(played: Played, clean: Played) -> Iterator[str]:
+    ours, theirs = played.log[-1:], clean.log[-1:]
+    if not ours or not theirs:
+        return
+    if ours[0].event_type != theirs[0].event_type:
+        yield f"ended with {ours[0].event_type}, and cleanly with {theirs[0].event_type}"
+    elif not played.scenario.same(ours[0].payload, theirs[0].payload):
+        yield f"ended with {ours[0].payload}, and cleanly with {theirs[0].payload}"
+
+
+# --- emits ---------------------------------------------------------------------------------------
+
+
+def _content(event: Envelope) -> tuple[str, object]:
+    body = event.body
+    return event.event_type, (repr(body.value) if isinstance(body, Opaque) else body)
+
+
+def _is_emit(log: list[Envelope], place: int) -> bool:
+    event = log[place]
+    if event.event_type in RESERVED:
+        return False
+    after = log[place + 1] if place + 1 < len(log) else None
+    is_answer = (
+        after is not None
+        and after.event_type == "EXECUTION_RESUMED"
+        and after.payload["on"] == event.event_type
+    )
+    return not is_answer
+
+
+def _emits(played: Played, clean: Played) -> Iterator[str]:
+    optional = frozenset(played.scenario.optional)
+    made: Counter[tuple[str, object]] = Counter()
+    stamped: Counter[int] = Counter()
+    loose: Counter[tuple[str, object]] = Counter()
+    for place, event in enumerate(clean.log):
+        if _is_emit(clean.log, place):
+            made[_content(event)] += 1
+            if event.stamp is None:
+                loose[_content(event)] += 1
+            else:
+                stamped[event.stamp] += 1
+    ours: Counter[tuple[str, object]] = Counter()
+    proven: Counter[int] = Counter()
+    for place, event in enumerate(played.log):
+        if not _is_emit(played.log, place):
+            continue
+        content = _content(event)
+        ours[content] += 1
+        if event.stamp is not None and event.event_type not in optional:
+            proven[event.stamp] += 1
+            if proven[event.stamp] > stamped[event.stamp] + loose[content]:
+                yield f"proven emit {content} appended again at {event.sequence}"
+    for content, count in made.items():
+        if content[0] not in optional and ours[content] < count:
+            yield f"emit {content} lost: {ours[content]} of {count}"
+    yield from _reasons(played, made, optional)
+
+
+def _reasons(played: Played, made: Counter[tuple[str, object]], optional: frozenset[str]) -> Iterator[str]:
+    """Rules U and D; see the top of this file."""
+    log = played.log
+    proven: Counter[tuple[str, object]] = Counter()
+    doubted: set[str] = set()
+    executing: set[str] = set()
+    live = unsettled = False
+    for place, event in enumerate(log):
+        kind = event.event_type
+        new_run = place in played.lives or (place > 0 and log[place - 1].event_type == "EXECUTION_RESUMED")
+        if new_run:
+            executing, live, unsettled = set(), False, False
+        if kind == "STEP_STARTED":
+            executing.add(event.payload["key"])
+            live = True
+        elif kind == "DECISION_RECORDED":
+            live = True
+        elif kind == "EFFECT_INDOUBT":
+            doubted.add(event.payload["key"])
+            unsettled = True
+        elif kind in _OUTCOMES:
+            payload = event.payload
+            executing.discard(payload["key"])
+            if payload["key"] in doubted:
+                # Somebody resolved it: the next run begins.
+                doubted.discard(payload["key"])
+                executing, live, unsettled = set(), False, False
+            elif kind == "STEP_CANCELLED" or (kind == "STEP_FAILED" and not payload["typed"]):
+                unsettled = unsettled or payload.get("reason") != RELEASED
+        elif _is_emit(log, place) and kind not in optional:
+            content = _content(event)
+            complete = proven[content] >= made[content]
+            if complete and not live:
+                yield f"emit {content} appended at {event.sequence}, though everything proved it a replay"
+            if event.stamp is not None:
+                proven[content] += 1
+            elif not (executing or unsettled or kind in played.scenario.unstamped or (complete and live)):
+                yield f"emit {content} unstamped at {event.sequence} without a reason"
+
+
+def _line(event: Envelope, played: Played) -> str:
+    life = "─── a process begins\n" if event.sequence in played.lives else ""
+    stamp = "*" if event.stamp is not None else ""
+    text = str(event.payload)
+    return f"{life}{event.sequence:4} {event.event_type}{stamp} {text[:100]}"
