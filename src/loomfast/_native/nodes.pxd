@@ -50,7 +50,7 @@ cdef enum:
     VALUE = 4  # in a Debris only: a Python object
 
 cdef enum:
-    FULL = 32  # a leaf of so many slots is split, unless no hash bits are left
+    FULL = 64  # a leaf of so many slots is split, unless no hash bits are left
     LEVELS = 16  # of branches, at most: one for each hex digit of a hash
 
 
@@ -74,7 +74,7 @@ cdef struct Slot:
 cdef struct Leaf:
     u32 references
     u32 size  # the capacity follows from it: see `capacity`
-    u64 tags[4]  # the low byte of each of the first 32 hashes; slots follow
+    u64 tags[8]  # the low byte of each of the first FULL hashes; slots follow
 
 
 cdef struct Branch:
@@ -130,6 +130,8 @@ cdef inline u32 capacity(u32 size) noexcept:  # arithmetic: cannot raise
     cdef u32 slots = FULL
     if size <= 8:
         return 8
+    if size <= 24:
+        return 24
     while slots < size:
         slots *= 2
     return slots
@@ -150,7 +152,7 @@ cdef inline Leaf* new_leaf(u32 size, bint keyed) except NULL:
 
 cdef inline Slot* append_slot(Leaf* leaf, u64 hash, bint keyed) noexcept:  # the caller made room: cannot raise
     cdef u32 index = leaf.size
-    if index < 32:
+    if index < FULL:
         leaf.tags[index >> 3] |= (hash & 0xFF) << ((index & 7) * 8)
     leaf.size = index + 1
     cdef Slot* slot = slot_at(leaf, index, keyed)
@@ -170,7 +172,7 @@ cdef inline Slot* find_slot(Leaf* leaf, u64 hash, PyObject* key, bint keyed) noe
     cdef u32 group = 0
     cdef u32 index
     cdef Slot* slot
-    while group < leaf.size and group < 32:
+    while group < leaf.size and group < FULL:
         # A byte that equals the tag becomes 0 and sets its high bit; bytes above it may do so by mistake.
         matches = leaf.tags[group >> 3] ^ wanted
         matches = (matches - ONES) & ~matches & HIGHS
@@ -183,7 +185,7 @@ cdef inline Slot* find_slot(Leaf* leaf, u64 hash, PyObject* key, bint keyed) noe
                 return slot
             matches &= matches - 1
         group += 8
-    for index in range(32, leaf.size):
+    for index in range(FULL, leaf.size):
         slot = slot_at(leaf, index, keyed)
         if slot.hash == hash and (not keyed or same_key(slot.key, key)):
             return slot
@@ -195,7 +197,7 @@ cdef inline Slot* likely_slot(Leaf* leaf, u64 hash, bint keyed) noexcept:  # ari
     cdef u64 matches
     cdef u64 wanted = (hash & 0xFF) * ONES
     cdef u32 group
-    for group in range(0, 32, 8):
+    for group in range(0, FULL, 8):
         matches = leaf.tags[group >> 3] ^ wanted
         matches = (matches - ONES) & ~matches & HIGHS
         if matches:
