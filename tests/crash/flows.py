@@ -1,7 +1,7 @@
 """Flows for the crash matrix. Between them they use every verb of a context, alone and together.
 
-Each function makes a flow fresh, as a new process does; its effects report to the world that outlives it. What
-a flow promises, and what its contract leaves open (`optional`, `unstamped`), stands in its `Scenario`.
+Each function makes a flow fresh, as a new process does; its effects report to the world that outlives it.
+What a flow promises, and what its contract leaves open (`optional`, `unstamped`), stands in its `Scenario`.
 """
 
 from __future__ import annotations

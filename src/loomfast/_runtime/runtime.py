@@ -40,6 +40,7 @@ from loomfast._runtime.execution import DrivenExecution
 from loomfast._runtime.handle import ExecutionHandle
 from loomfast._runtime.hooks import Hooks, call
 from loomfast._runtime.journal import BATCH_EVENTS, ExecutionJournal, write_error
+from loomfast._runtime.loading import StateLoader
 from loomfast.stores import EventStore
 
 # How often a waiter looks for what another process has written.
@@ -93,6 +94,7 @@ class WorkflowRuntime:
         if batch_events < 1:
             raise BadInputError(f"batch_events={batch_events}: must be 1 or more")
         self.store = store
+        self._states = StateLoader(store)
         self._clock = clock or SystemClock()
         self._id_factory = id_factory or ulid_factory()
         self._hooks = Hooks(on_event, on_commit, on_storage_error)
@@ -248,7 +250,7 @@ class WorkflowRuntime:
 
     async def _cancel_parked(self, execution_id: str, body: bytes) -> State:
         while True:
-            state = await self._load(execution_id)
+            state = await self._states.load(execution_id)
             if state.ended is not None:
                 return state
             fence = await self.store.acquire_fence(execution_id)
@@ -282,7 +284,7 @@ class WorkflowRuntime:
             return ExecutionHandle(self, execution_id, live.rest)
         fence: int | None = None
         while True:
-            state = await self._load(execution_id)
+            state = await self._states.load(execution_id)
             flow = self._flow_of(state)
             journal = self._journal(execution_id, state=state, fence=fence)
             drafts = drafted(state)
@@ -325,7 +327,7 @@ class WorkflowRuntime:
         self._check_open()
         live = self._live(execution_id)
         if live is None:
-            state = await self._load(execution_id)
+            state = await self._states.load(execution_id)
             live = self._live(execution_id)
             if live is None:
                 if state.status != RUNNING:
@@ -341,7 +343,7 @@ class WorkflowRuntime:
 
     async def load_state(self, execution_id: str) -> State | None:
         """Fold and return the durable state of an execution, or None if the store does not know it."""
-        return await self.store.fold(execution_id)
+        return await self._states.find(execution_id)
 
     async def wait_for(
         self,
@@ -438,12 +440,8 @@ class WorkflowRuntime:
         self._tasks.discard(task)
         if self._driven.get(live.journal.execution_id) is live:
             del self._driven[live.journal.execution_id]
-
-    async def _load(self, execution_id: str) -> State:
-        state = await self.store.fold(execution_id)
-        if state is None:
-            raise UnknownExecutionError(execution_id)
-        return state
+        if live.rest.exception() is None:
+            self._states.keep(live.rest.result())
 
     def _flow_of(self, state: State) -> FlowDefinition:
         flow = self._flows.get(state.flow_id)
