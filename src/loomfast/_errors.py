@@ -29,6 +29,17 @@ class LoomError(Exception):
         if self.hint and self.hint not in getattr(self, "__notes__", ()):
             self.add_note(self.hint)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle by args and fields, since no two constructors here take the same arguments."""
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(cls: type[LoomError], args: tuple[object, ...], fields: dict[str, object]) -> LoomError:
+    error = cls.__new__(cls)
+    error.args = args
+    error.__dict__.update(fields)
+    return error
+
 
 # --- the caller must act -------------------------------------------------------------------------
 
@@ -51,9 +62,6 @@ class JsonFormError(BadInputError):
         self.path = path
         self.type_name = type_name
         self.reason = reason
-
-    def __reduce__(self) -> tuple[type[JsonFormError], tuple[str, str, str]]:
-        return type(self), (self.path, self.type_name, self.reason)
 
 
 class UnsupportedTypeError(JsonFormError):
@@ -94,9 +102,6 @@ class JsonTextError(BadInputError):
         self.offset = offset
         self.reason = reason
 
-    def __reduce__(self) -> tuple[type[JsonTextError], tuple[int, str]]:
-        return type(self), (self.offset, self.reason)
-
 
 class MalformedEventError(BadInputError):
     """An event breaks the contract of its kind, or the sequence of its log.
@@ -115,9 +120,6 @@ class MalformedEventError(BadInputError):
         self.field = field
         self.reason = reason
 
-    def __reduce__(self) -> tuple[type[MalformedEventError], tuple[str | None, int | None, str, str]]:
-        return type(self), (self.execution_id, self.sequence, self.field, self.reason)
-
 
 class BadSnapshotError(BadInputError):
     """A persisted state, or a part of one, is not what the fold writes. `field` is the offending part."""
@@ -129,9 +131,6 @@ class BadSnapshotError(BadInputError):
         super().__init__(f"{field}: {reason}")
         self.field = field
         self.reason = reason
-
-    def __reduce__(self) -> tuple[type[BadSnapshotError], tuple[str, str]]:
-        return type(self), (self.field, self.reason)
 
 
 # --- somebody else was first ---------------------------------------------------------------------
@@ -158,9 +157,6 @@ class DuplicateSequenceError(ConflictError):
         super().__init__(execution_id, f"execution {execution_id!r} already has sequence {sequence}")
         self.sequence = sequence
 
-    def __reduce__(self) -> tuple[type[DuplicateSequenceError], tuple[str, int]]:
-        return type(self), (self.execution_id, self.sequence)
-
 
 class DuplicateEnvelopeIdError(ConflictError):
     """A store whose envelope ids are unique over all executions already holds this id."""
@@ -171,9 +167,6 @@ class DuplicateEnvelopeIdError(ConflictError):
     def __init__(self, execution_id: str, envelope_id: str) -> None:
         super().__init__(execution_id, f"envelope id {envelope_id!r} is taken (execution {execution_id!r})")
         self.envelope_id = envelope_id
-
-    def __reduce__(self) -> tuple[type[DuplicateEnvelopeIdError], tuple[str, str]]:
-        return type(self), (self.execution_id, self.envelope_id)
 
 
 class StaleFenceError(ConflictError):
@@ -191,9 +184,6 @@ class StaleFenceError(ConflictError):
         self.fence = fence
         self.current = current
 
-    def __reduce__(self) -> tuple[type[StaleFenceError], tuple[str, int | None, int]]:
-        return type(self), (self.execution_id, self.fence, self.current)
-
 
 class ExecutionAlreadyExistsError(ConflictError):
     """`start` with a chosen id found that execution already started. Nothing ran (ADR 0103, D2)."""
@@ -203,9 +193,6 @@ class ExecutionAlreadyExistsError(ConflictError):
 
     def __init__(self, execution_id: str) -> None:
         super().__init__(execution_id, f"execution {execution_id!r} already exists")
-
-    def __reduce__(self) -> tuple[type[ExecutionAlreadyExistsError], tuple[str]]:
-        return type(self), (self.execution_id,)
 
 
 # --- the operator of the store must act ----------------------------------------------------------
@@ -235,9 +222,6 @@ class StorageWriteError(StorageError):
         super().__init__(execution_id, f"execution {execution_id!r}, sequence {sequence}: {reason}")
         self.sequence = sequence
         self.reason = reason
-
-    def __reduce__(self) -> tuple[type[StorageWriteError], tuple[str | None, int | None, str]]:
-        return type(self), (self.execution_id, self.sequence, self.reason)
 
 
 class StartFencedOutError(StorageWriteError):
@@ -291,9 +275,6 @@ class InputValidationError(BadInputError):
         super().__init__(f"{where}: " + "; ".join(f"{path}: {reason}" for path, reason in problems))
         self.where = where
         self.problems = problems
-
-    def __reduce__(self) -> tuple[type[InputValidationError], tuple[str, list[tuple[str, str]]]]:
-        return type(self), (self.where, self.problems)
 
 
 class UnknownExecutionError(BadInputError):

@@ -102,6 +102,8 @@ class DrivenExecution:
         context.end()
         if journal.failure is not None:
             raise journal.failure
+        if self.closing:
+            raise asyncio.CancelledError
         if context.divergence is not None and not self._cancelled:
             raise context.divergence
         if not context.parked and not self._cancelled:

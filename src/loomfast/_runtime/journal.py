@@ -96,7 +96,7 @@ class ExecutionJournal:
             self._next + ahead,
             draft.event_type,
             draft.body,
-            self._clock.now_ms(),
+            int(self._clock.now_ms()),
             draft.subject,
             draft.stamp,
             self.fence,
@@ -129,6 +129,7 @@ class ExecutionJournal:
             )
         self._fold(envelope)
         self._durable = envelope.sequence
+        call(self._hooks.on_event, envelope)
         call(self._hooks.on_commit, envelope)
 
     async def drain(self) -> None:
@@ -168,16 +169,18 @@ class ExecutionJournal:
         self._queued += len(unit)
         if self._writer is None:
             self._writer = asyncio.get_running_loop().create_task(self._write())
+        # Last, when everything stands: a hook may come back with an event of its own.
+        for envelope in unit:
+            call(self._hooks.on_event, envelope)
 
     def _fold(self, envelope: Envelope) -> None:
         self._state = fold_events(self._state, (envelope,))
         self._next = envelope.sequence + 1
         if envelope.kind in OUTCOMES:
             self._outcome = envelope.sequence
-        call(self._hooks.on_event, envelope)
 
     async def _write(self) -> None:
-        while self._queue:
+        while True:
             batch = list(self._queue[0])
             units = 1
             while units < len(self._queue) and len(batch) + len(self._queue[units]) <= self._batch_events:
@@ -188,21 +191,27 @@ class ExecutionJournal:
                     await self._store.append(batch[0])
                 else:
                     await self._store.append_batch(batch)
-            except Exception as error:
+            except BaseException as error:
+                # A cancelled append counts as failed too: whoever waits for it must not wait for ever.
                 self._fail(batch[0].sequence, error)
+                if not isinstance(error, Exception):
+                    raise
                 return
             for _ in range(units):
                 self._queue.popleft()
             self._queued -= len(batch)
             self._durable = batch[-1].sequence
+            done = not self._queue
+            if done:
+                self._writer = None
+            self._wake()
             if self._hooks.on_commit is not None:
                 for envelope in batch:
                     call(self._hooks.on_commit, envelope)
-            if not self._queue:
-                self._writer = None
-            self._wake()
+            if done:
+                return
 
-    def _fail(self, sequence: int, error: Exception) -> None:
+    def _fail(self, sequence: int, error: BaseException) -> None:
         self.failure = write_error(self.execution_id, sequence, error)
         self._queue.clear()
         self._queued = 0
@@ -242,7 +251,7 @@ class Room:
             raise AbortSignal from error
 
 
-def write_error(execution_id: str, sequence: int, error: Exception) -> StorageWriteError:
+def write_error(execution_id: str, sequence: int, error: BaseException) -> StorageWriteError:
     """Return `error` as a `StorageWriteError` that names this execution and sequence."""
     if (
         isinstance(error, StorageWriteError)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
@@ -21,6 +21,7 @@ from loomfast._core.definitions import flow as define_flow
 from loomfast._errors import (
     BadInputError,
     ConflictError,
+    ExecutionAlreadyExistsError,
     ExecutionEndedError,
     GateRefusedError,
     RuntimeClosedError,
@@ -31,7 +32,7 @@ from loomfast._errors import (
     UnknownFlowError,
 )
 from loomfast._events import CANCELLED, RUNNING
-from loomfast._kernels import Envelope, State, encode
+from loomfast._kernels import Envelope, State, decode, encode
 from loomfast._runtime.bootstrap import append_bootstrap
 from loomfast._runtime.clock import Clock, SystemClock
 from loomfast._runtime.deps import DeterminismPolicy, RunDeps
@@ -113,7 +114,7 @@ class WorkflowRuntime:
         )
         self._flows: dict[str, FlowDefinition] = {}
         self._driven: dict[str, DrivenExecution] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._watchers: dict[str, set[asyncio.Future[None]]] = {}
         self._closed = False
         for flow in flows:
@@ -147,25 +148,39 @@ class WorkflowRuntime:
         exist.
         """
         self._check_open()
+        if fence is not None and (type(fence) is not int or not 0 <= fence < 2**63):
+            raise BadInputError(f"fence={fence!r}: must be a token that acquire_fence returned")
         if execution_id is not None:
             text_argument("execution_id", execution_id)
-        definition = self.register(flow)
-        schema.check(definition.input, input, f"input of flow {definition.id!r}")
-        body = encode({"flowId": definition.id, "flowVersion": definition.version, "input": input})
-        extra = None if compute_target is None else encode({"computeTarget": compute_target})
-        chosen = execution_id is not None
-        journal = self._journal(self._id_factory() if execution_id is None else execution_id, fence=fence)
-        if chosen:
-            envelope = journal.envelope(Draft("EXECUTION_STARTED", body), extra=extra)
-            try:
-                await append_bootstrap(self.store, envelope)
-            except StorageWriteError as error:
-                call(self._hooks.on_storage_error, error)
-                raise
-            journal.adopt(envelope)
-        else:
+        try:
+            definition = self.register(flow)
+            body = _started(definition, input)
+            extra = None if compute_target is None else encode({"computeTarget": compute_target})
+        except BadInputError as error:
+            if execution_id is not None and await self.store.read_range(execution_id, 0, 0):
+                raise ExecutionAlreadyExistsError(execution_id) from error
+            raise
+        if execution_id is None:
+            journal = self._journal(self._id_factory(), fence=fence)
             journal.commit("EXECUTION_STARTED", body, extra=extra)
-        return self._drive(definition, journal)
+            return self._drive(definition, journal)
+        journal = self._journal(execution_id, fence=fence)
+        envelope = journal.envelope(Draft("EXECUTION_STARTED", body), extra=extra)
+        return await self._finish(self._start_once(definition, journal, envelope))
+
+    async def _start_once(
+        self, flow: FlowDefinition, journal: ExecutionJournal, envelope: Envelope
+    ) -> ExecutionHandle:
+        try:
+            await append_bootstrap(self.store, envelope)
+        except StorageWriteError as error:
+            call(self._hooks.on_storage_error, error)
+            raise
+        live = self._live(envelope.execution_id)
+        if live is not None:  # recovered here in the meantime, from the bootstrap that this call wrote
+            return ExecutionHandle(self, envelope.execution_id, live.rest)
+        journal.adopt(envelope)
+        return self._drive(flow, journal)
 
     # --- answering -------------------------------------------------------------------------------
 
@@ -274,13 +289,26 @@ class WorkflowRuntime:
         `beaten` makes the error for a call that came second.
         """
         self._check_open()
+        return await self._finish(self._deliver(execution_id, drafted, beaten))
+
+    async def _deliver(
+        self,
+        execution_id: str,
+        drafted: Callable[[State], tuple[Draft, ...]],
+        beaten: Callable[[], ConflictError],
+    ) -> ExecutionHandle:
         live = self._live(execution_id)
         if live is not None:
             await live.journal.drain()
             live = self._live(execution_id)
         if live is not None:
             live.journal.commit_group(drafted(live.journal.state))
-            await live.journal.drain()
+            try:
+                await live.journal.drain()
+            except StorageWriteError as error:
+                if isinstance(error.__cause__, ConflictError):
+                    raise beaten() from error
+                raise
             return ExecutionHandle(self, execution_id, live.rest)
         fence: int | None = None
         while True:
@@ -306,6 +334,20 @@ class WorkflowRuntime:
             journal.adopt(envelope)
         return self._drive(flow, journal)
 
+    async def _finish(self, work: Coroutine[Any, Any, ExecutionHandle]) -> ExecutionHandle:
+        """Wait for work that must not stop half-way when its caller is cancelled: what is written gets
+        driven.
+        """
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return await asyncio.shield(task)
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen here, in case the caller is gone
+
     async def _append(self, *envelopes: Envelope) -> None:
         try:
             await self.store.append_batch(envelopes)
@@ -321,19 +363,28 @@ class WorkflowRuntime:
     async def recover(self, execution_id: str) -> ExecutionHandle:
         """Drive on an execution whose process died while it ran; one that rests is left as it is.
 
-        Raises `UnknownExecutionError`, `UnknownFlowError`. The caller sees to it that nobody else drives it;
-        if somebody does, the store's uniqueness lets one of the two go on.
+        It is fenced first: a process that still drives it, against the caller's belief, is refused at its
+        next write. Raises `UnknownExecutionError`, `UnknownFlowError`.
         """
         self._check_open()
+        return await self._finish(self._recover(execution_id))
+
+    async def _recover(self, execution_id: str) -> ExecutionHandle:
         live = self._live(execution_id)
-        if live is None:
-            state = await self._states.load(execution_id)
-            live = self._live(execution_id)
-            if live is None:
-                if state.status != RUNNING:
-                    return ExecutionHandle(self, execution_id)
-                return self._drive(self._flow_of(state), self._journal(execution_id, state=state))
-        return ExecutionHandle(self, execution_id, live.rest)
+        if live is not None:
+            return ExecutionHandle(self, execution_id, live.rest)
+        state = await self._states.load(execution_id)
+        if state.status != RUNNING:
+            return ExecutionHandle(self, execution_id)
+        flow = self._flow_of(state)
+        fence = await self.store.acquire_fence(execution_id)
+        state = await self._states.load(execution_id)  # again: what came before the fence counts
+        live = self._live(execution_id)
+        if live is not None:
+            return ExecutionHandle(self, execution_id, live.rest)
+        if state.status != RUNNING:
+            return ExecutionHandle(self, execution_id)
+        return self._drive(flow, self._journal(execution_id, state=state, fence=fence))
 
     # --- looking ---------------------------------------------------------------------------------
 
@@ -426,6 +477,8 @@ class WorkflowRuntime:
         return None if live is None or live.journal.closed else live
 
     def _drive(self, flow: FlowDefinition, journal: ExecutionJournal) -> ExecutionHandle:
+        if self._closed:  # the call that leads here began before `close`
+            raise RuntimeClosedError(journal.execution_id)
         live = DrivenExecution(flow, journal, self._deps)
         self._driven[journal.execution_id] = live
         task = live.begin()
@@ -469,3 +522,11 @@ class WorkflowRuntime:
 
     async def _pause(self, seconds: float) -> None:
         await self._clock.sleep(seconds)
+
+
+def _started(flow: FlowDefinition, input: Any) -> bytes:
+    """Return the payload of EXECUTION_STARTED, once the input in its JSON form fits the flow's schema."""
+    body = encode({"flowId": flow.id, "flowVersion": flow.version, "input": input})
+    if flow.input is not None:
+        schema.check(flow.input, decode(body)["input"], f"input of flow {flow.id!r}")
+    return body

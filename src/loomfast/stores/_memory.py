@@ -15,8 +15,8 @@ from loomfast._kernels import Envelope, State, fold_events
 from loomfast.stores._admission import NO_EVENT, Head, admit, check_page
 from loomfast.stores._spi import EventStore, ExecutionSummary, PositionedEvent
 
-# A fold of more events than this is given to a thread, so that it does not hold up the event loop.
-_FOLD_INLINE = 1_000
+# How many events are folded before the event loop gets its turn.
+_FOLD_SLICE = 1_000
 
 
 class MemoryEventStore(EventStore):
@@ -58,11 +58,11 @@ class MemoryEventStore(EventStore):
 
     async def fold(self, execution_id: str, state: State | None = None) -> State | None:
         events = await self.read_from(execution_id, 0 if state is None else state.sequence + 1)
-        if not events:
-            return state
-        if len(events) > _FOLD_INLINE:
-            return await asyncio.to_thread(fold_events, state, events)
-        return fold_events(state, events)
+        for first in range(0, len(events), _FOLD_SLICE):
+            if first:
+                await asyncio.sleep(0)
+            state = fold_events(state, events[first : first + _FOLD_SLICE])
+        return state
 
     async def last_sequence(self, execution_id: str) -> int | None:
         with self._lock:
