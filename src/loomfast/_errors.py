@@ -256,6 +256,35 @@ class StoreClosedError(StorageError):
     hint = "Open a new store; this one's owner has closed it."
 
 
+class StoreMissingError(StorageError):
+    """There is no store at the path, and none was to be made."""
+
+    code = "store-missing"
+    hint = "Check the path; nothing was created."
+
+    def __init__(self, path: str) -> None:
+        super().__init__(None, f"{path}: no such database")
+        self.path = path
+
+    def __reduce__(self) -> tuple[type[StoreMissingError], tuple[str]]:
+        return type(self), (self.path,)
+
+
+class NotAStoreError(StorageError):
+    """What is at the path belongs to somebody else. It was not changed."""
+
+    code = "not-a-store"
+    hint = "Give the path of a loomfast database, or one where nothing is yet."
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(None, f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[NotAStoreError], tuple[str, str]]:
+        return type(self), (self.path, self.reason)
+
+
 class StoreReadError(StorageError):
     """Something stored could not be read back. `execution_id` names the execution that it concerns."""
 

@@ -51,13 +51,17 @@ class SqliteEventStore(EventStore):
         cls,
         path: str | os.PathLike[str],
         *,
+        create: bool = True,
         synchronous: Literal["FULL", "NORMAL"] = "FULL",
         busy_timeout_ms: int = 5000,
     ) -> Self:
-        """Open the database at `path`, creating it if it is not there; its folder must exist.
+        """Open the database at `path`, creating it if it is not there and `create`; its folder must exist.
 
-        Raises `BadInputError` for the arguments, `StoreBusyError` when it is locked for longer than
-        `busy_timeout_ms`, `StorageError` (with its cause) when it cannot be opened, is no loomfast database
+        A file without content counts as not there. An older version's database is brought up to date.
+
+        Raises `BadInputError` for the arguments, `StoreMissingError` when nothing is there and `create` is
+        off, `NotAStoreError` for a file that is not loomfast's (it is not changed), `StoreBusyError` when it
+        is locked for longer than `busy_timeout_ms`, `StorageError` (with its cause) when it cannot be opened
         or is a newer version's.
         """
         name = _file_name(path)
@@ -65,7 +69,7 @@ class SqliteEventStore(EventStore):
             raise BadInputError(f"synchronous={synchronous!r}: choose FULL or NORMAL")
         if busy_timeout_ms < 0:
             raise BadInputError(f"busy_timeout_ms={busy_timeout_ms}: must be 0 or more")
-        writer = Writer(name, synchronous, busy_timeout_ms)
+        writer = Writer(name, synchronous, busy_timeout_ms, create=create)
         call = Open()
         writer.submit(call)
         writer.start()
@@ -167,4 +171,9 @@ def _file_name(path: str | os.PathLike[str]) -> str:
     name = os.fspath(path)
     if not isinstance(name, str) or not name or name == ":memory:" or "\x00" in name:
         raise BadInputError(f"path {name!r}: must name a file; for a store in memory use MemoryEventStore")
-    return os.path.abspath(name)
+    name = os.path.abspath(name)
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise BadInputError(f"{name}: SQLite takes names in UTF-8 only") from None
+    return name

@@ -86,9 +86,10 @@ class Open(Call):
 class Writer(Worker):
     """Serves `Open`, then `Append` and `AcquireFence`."""
 
-    def __init__(self, path: str, synchronous: str, busy_timeout_ms: int) -> None:
+    def __init__(self, path: str, synchronous: str, busy_timeout_ms: int, *, create: bool = True) -> None:
         super().__init__("loomfast-sqlite-writer")
         self._path = path
+        self._create = create
         self._synchronous = synchronous
         self._busy_timeout_ms = busy_timeout_ms
 
@@ -97,7 +98,9 @@ class Writer(Worker):
         if call is None:
             return
         try:
-            connection = schema.open_writer(self._path, self._synchronous, self._busy_timeout_ms)
+            connection = schema.open_writer(
+                self._path, self._synchronous, self._busy_timeout_ms, create=self._create
+            )
         except apsw.Error as cause:
             error = StorageError(None, f"{self._path}: cannot be opened: {cause}")
             error.__cause__ = cause
