@@ -7,9 +7,12 @@ A flow is a plain async function. Everything it does becomes an event in an appe
 from typing import TYPE_CHECKING, Any
 
 from loomfast._core.definitions import FlowDefinition, StepDefinition, flow, step
+from loomfast._core.snapshots import Snapshot, snapshot_of, state_of
 from loomfast._errors import (
     BadInputError,
     BadSnapshotError,
+    BeyondLogError,
+    BranchExistsError,
     CircularValueError,
     ConflictError,
     DeterminismError,
@@ -29,8 +32,10 @@ from loomfast._errors import (
     LoomError,
     MalformedEventError,
     NotAStoreError,
+    PrefixTruncatedError,
     RunOverError,
     RuntimeClosedError,
+    SnapshotNeededError,
     StaleFenceError,
     StaleKernelError,
     StartFencedOutError,
@@ -42,6 +47,7 @@ from loomfast._errors import (
     StoreMissingError,
     StoreReadError,
     TooDeepError,
+    UnknownBranchError,
     UnknownExecutionError,
     UnknownFlowError,
     UnsupportedTypeError,
@@ -70,7 +76,17 @@ from loomfast._runtime.effects import EffectContext
 from loomfast._runtime.handle import ExecutionHandle
 from loomfast._runtime.journal import ExecutionJournal
 from loomfast._runtime.runtime import WorkflowRuntime
-from loomfast.stores import EventStore, ExecutionSummary, MemoryEventStore, PositionedEvent
+from loomfast.stores import (
+    Branch,
+    BranchRegistry,
+    EventStore,
+    ExecutionSummary,
+    MemoryEventStore,
+    PositionedEvent,
+    SnapshotStore,
+    SnapshotSummary,
+    Tip,
+)
 
 if TYPE_CHECKING:
     from loomfast._vectors import FOLD_VECTORS
@@ -85,6 +101,10 @@ __all__ = [
     "MAX_DEPTH",
     "BadInputError",
     "BadSnapshotError",
+    "BeyondLogError",
+    "Branch",
+    "BranchExistsError",
+    "BranchRegistry",
     "CircularValueError",
     "Clock",
     "ConflictError",
@@ -114,8 +134,13 @@ __all__ = [
     "MemoryEventStore",
     "NotAStoreError",
     "PositionedEvent",
+    "PrefixTruncatedError",
     "RunOverError",
     "RuntimeClosedError",
+    "Snapshot",
+    "SnapshotNeededError",
+    "SnapshotStore",
+    "SnapshotSummary",
     "SqliteEventStore",
     "StaleFenceError",
     "StaleKernelError",
@@ -131,8 +156,10 @@ __all__ = [
     "StoreReadError",
     "SystemClock",
     "Table",
+    "Tip",
     "TooDeepError",
     "Trie",
+    "UnknownBranchError",
     "UnknownExecutionError",
     "UnknownFlowError",
     "UnsupportedTypeError",
@@ -150,6 +177,8 @@ __all__ = [
     "format_digest",
     "implementation",
     "parse_digest",
+    "snapshot_of",
+    "state_of",
     "step",
 ]
 

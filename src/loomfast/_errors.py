@@ -111,18 +111,101 @@ class MalformedEventError(BadInputError):
 
 
 class BadSnapshotError(BadInputError):
-    """A persisted state, or a part of one, is not what the fold writes. `field` is the offending part."""
+    """A persisted state, or a part of one, is not what the fold writes, or not what it claims to be.
+
+    `field` is the offending part; `execution_id` and `sequence` are those of the snapshot, None where a bare
+    state was read.
+    """
 
     code = "bad-snapshot"
     hint = "Drop the snapshot and fold the log from its start."
 
-    def __init__(self, field: str, reason: str) -> None:
-        super().__init__(f"{field}: {reason}")
+    def __init__(
+        self, field: str, reason: str, execution_id: str | None = None, sequence: int | None = None
+    ) -> None:
+        of = "" if execution_id is None else f"snapshot of execution {execution_id!r} at {sequence}: "
+        super().__init__(f"{of}{field}: {reason}")
         self.field = field
         self.reason = reason
+        self.execution_id = execution_id
+        self.sequence = sequence
 
-    def __reduce__(self) -> tuple[type[BadSnapshotError], tuple[str, str]]:
-        return type(self), (self.field, self.reason)
+    def __reduce__(self) -> tuple[type[BadSnapshotError], tuple[str, str, str | None, int | None]]:
+        return type(self), (self.field, self.reason, self.execution_id, self.sequence)
+
+
+class PrefixTruncatedError(BadInputError):
+    """What was asked for lies below the cut of a compacted log.
+
+    `sequence` is the first one asked for that is gone, `first_available` the first that is there; sequence 0
+    always is.
+    """
+
+    code = "prefix-truncated"
+    hint = "Load the newest snapshot and read what follows it."
+
+    def __init__(self, execution_id: str, sequence: int, first_available: int) -> None:
+        super().__init__(
+            f"execution {execution_id!r}: sequence {sequence} was truncated,"
+            f" the first available is {first_available}"
+        )
+        self.execution_id = execution_id
+        self.sequence = sequence
+        self.first_available = first_available
+
+    def __reduce__(self) -> tuple[type[PrefixTruncatedError], tuple[str, int, int]]:
+        return type(self), (self.execution_id, self.sequence, self.first_available)
+
+
+class SnapshotNeededError(BadInputError):
+    """The call would leave a log that no snapshot completes: nothing was removed.
+
+    `sequence` is the lowest one that a snapshot must cover.
+    """
+
+    code = "snapshot-needed"
+    hint = "Save a snapshot at that sequence or beyond it first."
+
+    def __init__(self, execution_id: str, sequence: int) -> None:
+        super().__init__(f"execution {execution_id!r}: no sound snapshot covers sequence {sequence}")
+        self.execution_id = execution_id
+        self.sequence = sequence
+
+    def __reduce__(self) -> tuple[type[SnapshotNeededError], tuple[str, int]]:
+        return type(self), (self.execution_id, self.sequence)
+
+
+class BeyondLogError(BadInputError):
+    """A sequence was named that the log does not hold yet. `last_sequence` is where it ends."""
+
+    code = "beyond-log"
+    hint = "Name a sequence up to the log's last; what is not durable yet does not count."
+
+    def __init__(self, execution_id: str, sequence: int, last_sequence: int) -> None:
+        super().__init__(
+            f"execution {execution_id!r}: sequence {sequence} is beyond its last, {last_sequence}"
+        )
+        self.execution_id = execution_id
+        self.sequence = sequence
+        self.last_sequence = last_sequence
+
+    def __reduce__(self) -> tuple[type[BeyondLogError], tuple[str, int, int]]:
+        return type(self), (self.execution_id, self.sequence, self.last_sequence)
+
+
+class UnknownBranchError(BadInputError):
+    """The lineage of this execution has no branch of this name."""
+
+    code = "unknown-branch"
+    hint = "List the branches with store.branches.refs(origin_id)."
+
+    def __init__(self, origin_id: str, name: str) -> None:
+        super().__init__(f"execution {origin_id!r} has no branch {name!r}")
+        self.origin_id = origin_id
+        self.name = name
+
+    def __reduce__(self) -> tuple[type[UnknownBranchError], tuple[str, str]]:
+        return type(self), (self.origin_id, self.name)
 
 
 # --- somebody else was first ---------------------------------------------------------------------
@@ -196,6 +279,23 @@ class ExecutionAlreadyExistsError(ConflictError):
 
     def __reduce__(self) -> tuple[type[ExecutionAlreadyExistsError], tuple[str]]:
         return type(self), (self.execution_id,)
+
+
+class BranchExistsError(ConflictError):
+    """The name is taken in this lineage, or the execution is part of a lineage already.
+
+    `name` is the branch that is there, `execution_id` the execution it stands for.
+    """
+
+    code = "branch-exists"
+    hint = "Choose another name, or use the branch that is there."
+
+    def __init__(self, execution_id: str, name: str) -> None:
+        super().__init__(execution_id, f"branch {name!r} stands for execution {execution_id!r} already")
+        self.name = name
+
+    def __reduce__(self) -> tuple[type[BranchExistsError], tuple[str, str]]:
+        return type(self), (self.execution_id, self.name)
 
 
 # --- the operator of the store must act ----------------------------------------------------------

@@ -182,19 +182,19 @@ async def _on_the_writer(store: SqliteEventStore, sql: str) -> None:
     class Judged(writer.AcquireFence):
         __slots__ = ()
 
-    original = writer._Ledger.commit
+    original = writer.Ledger.commit
 
     def commit(ledger: Any, calls: list[Any], deadline: float) -> list[tuple[Any, Any]]:
         if isinstance(calls[0], Judged):
-            ledger._connection.execute(sql)
+            ledger.connection.execute(sql)
             return [(calls[0], None)]
         return original(ledger, calls, deadline)
 
-    writer._Ledger.commit = commit  # type: ignore[method-assign]  # undone below
+    writer.Ledger.commit = commit  # type: ignore[method-assign]  # undone below
     try:
         await store._ask(store._writer, None, Judged(""))
     finally:
-        writer._Ledger.commit = original  # type: ignore[method-assign]  # as it was
+        writer.Ledger.commit = original  # type: ignore[method-assign]  # as it was
 
 
 @pytest.mark.parametrize(

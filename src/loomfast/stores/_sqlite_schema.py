@@ -16,7 +16,7 @@ One execution's log is one contiguous range of the `events` b-tree, because an e
 number and its sequence in one integer (`number << 32 | sequence`): a replay reads pages in a row, and no
 sequence can exist twice. `position` is the commit order: it counts on from the highest one inside the write
 transaction, and SQLite has one writer at a time over all processes, so positions become visible in order
-and without holes. Whoever cuts a log's prefix must leave its last event, which keeps the highest position.
+and without holes. Cutting a log's prefix leaves its newest event, and so the highest position.
 
 Text with a lone surrogate has no UTF-8 form. It is stored as a BLOB in the same column (see
 `_sqlite_rows.py`); `executions.odd_text` says that a log holds such text.
@@ -70,6 +70,29 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             body BLOB NOT NULL
         )""",
         "CREATE UNIQUE INDEX events_by_position ON events (position)",
+    ),
+    (
+        # the first sequence beyond 0 that was not truncated; 1 while nothing was
+        "ALTER TABLE executions ADD COLUMN cut INTEGER NOT NULL DEFAULT 1",
+        # an id is an execution's number and a sequence, as an event's is
+        """CREATE TABLE snapshots (
+            id INTEGER PRIMARY KEY,
+            schema_version TEXT NOT NULL,
+            checksum TEXT NOT NULL,
+            body BLOB NOT NULL
+        )""",
+        # origin, execution and parent are numbers of executions; an origin's own row has no parent, no cut
+        """CREATE TABLE branches (
+            number INTEGER PRIMARY KEY,
+            origin INTEGER NOT NULL,
+            name TEXT NOT NULL,
+            execution INTEGER NOT NULL UNIQUE,
+            parent INTEGER,
+            cut INTEGER,
+            main INTEGER NOT NULL,
+            UNIQUE (origin, name)
+        )""",
+        "CREATE INDEX branches_by_parent ON branches (parent)",
     ),
 )
 
