@@ -122,15 +122,86 @@ class MalformedEventError(BadInputError):
 
 
 class BadSnapshotError(BadInputError):
-    """A persisted state, or a part of one, is not what the fold writes. `field` is the offending part."""
+    """A persisted state, or a part of one, is not what the fold writes, or not what it claims to be.
+
+    `field` is the offending part; `execution_id` and `sequence` are those of the snapshot, None where a bare
+    state was read.
+    """
 
     code = "bad-snapshot"
     hint = "Drop the snapshot and fold the log from its start."
 
-    def __init__(self, field: str, reason: str) -> None:
-        super().__init__(f"{field}: {reason}")
+    def __init__(
+        self, field: str, reason: str, execution_id: str | None = None, sequence: int | None = None
+    ) -> None:
+        of = "" if execution_id is None else f"snapshot of execution {execution_id!r} at {sequence}: "
+        super().__init__(f"{of}{field}: {reason}")
         self.field = field
         self.reason = reason
+        self.execution_id = execution_id
+        self.sequence = sequence
+
+
+class PrefixTruncatedError(BadInputError):
+    """What was asked for lies below the cut of a compacted log.
+
+    `sequence` is the first one asked for that is gone, `first_available` the first that is there; sequence 0
+    always is.
+    """
+
+    code = "prefix-truncated"
+    hint = "Load the newest snapshot and read what follows it."
+
+    def __init__(self, execution_id: str, sequence: int, first_available: int) -> None:
+        super().__init__(
+            f"execution {execution_id!r}: sequence {sequence} was truncated,"
+            f" the first available is {first_available}"
+        )
+        self.execution_id = execution_id
+        self.sequence = sequence
+        self.first_available = first_available
+
+
+class SnapshotNeededError(BadInputError):
+    """The call would leave a log that no snapshot completes: nothing was removed.
+
+    `sequence` is the lowest one that a snapshot must cover.
+    """
+
+    code = "snapshot-needed"
+    hint = "Save a snapshot at that sequence or beyond it first."
+
+    def __init__(self, execution_id: str, sequence: int) -> None:
+        super().__init__(f"execution {execution_id!r}: no sound snapshot covers sequence {sequence}")
+        self.execution_id = execution_id
+        self.sequence = sequence
+
+
+class BeyondLogError(BadInputError):
+    """A sequence was named that the log does not hold yet. `last_sequence` is where it ends."""
+
+    code = "beyond-log"
+    hint = "Name a sequence up to the log's last; what is not durable yet does not count."
+
+    def __init__(self, execution_id: str, sequence: int, last_sequence: int) -> None:
+        super().__init__(
+            f"execution {execution_id!r}: sequence {sequence} is beyond its last, {last_sequence}"
+        )
+        self.execution_id = execution_id
+        self.sequence = sequence
+        self.last_sequence = last_sequence
+
+
+class UnknownBranchError(BadInputError):
+    """The lineage of this execution has no branch of this name."""
+
+    code = "unknown-branch"
+    hint = "List the branches with store.branches.refs(origin_id)."
+
+    def __init__(self, origin_id: str, name: str) -> None:
+        super().__init__(f"execution {origin_id!r} has no branch {name!r}")
+        self.origin_id = origin_id
+        self.name = name
 
 
 # --- somebody else was first ---------------------------------------------------------------------
@@ -195,6 +266,20 @@ class ExecutionAlreadyExistsError(ConflictError):
         super().__init__(execution_id, f"execution {execution_id!r} already exists")
 
 
+class BranchExistsError(ConflictError):
+    """The name is taken in this lineage, or the execution is part of a lineage already.
+
+    `name` is the branch that is there, `execution_id` the execution it stands for.
+    """
+
+    code = "branch-exists"
+    hint = "Choose another name, or use the branch that is there."
+
+    def __init__(self, execution_id: str, name: str) -> None:
+        super().__init__(execution_id, f"branch {name!r} stands for execution {execution_id!r} already")
+        self.name = name
+
+
 # --- the operator of the store must act ----------------------------------------------------------
 
 
@@ -249,6 +334,29 @@ class StoreClosedError(StorageError):
 
     code = "store-closed"
     hint = "Open a new store; this one's owner has closed it."
+
+
+class StoreMissingError(StorageError):
+    """There is no store at the path, and none was to be made."""
+
+    code = "store-missing"
+    hint = "Check the path; nothing was created."
+
+    def __init__(self, path: str) -> None:
+        super().__init__(None, f"{path}: no such database")
+        self.path = path
+
+
+class NotAStoreError(StorageError):
+    """What is at the path belongs to somebody else. It was not changed."""
+
+    code = "not-a-store"
+    hint = "Give the path of a loomfast database, or one where nothing is yet."
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(None, f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
 
 
 class StoreReadError(StorageError):
