@@ -173,9 +173,11 @@ class ExecutionJournal:
                     await self._store.append(batch[0])
                 else:
                     await self._store.append_batch(batch)
-            except Exception as error:
+            except BaseException as error:
                 self._fail(batch[0].sequence, error)
-                return
+                if isinstance(error, Exception):
+                    return
+                raise  # stopped with its loop: nobody may wait for a writer that is gone
             for _ in range(units):
                 self._queue.popleft()
             self._queued -= len(batch)
@@ -186,7 +188,7 @@ class ExecutionJournal:
                 self._writer = None
             self._wake()
 
-    def _fail(self, sequence: int, error: Exception) -> None:
+    def _fail(self, sequence: int, error: BaseException) -> None:
         self.failure = write_error(self.execution_id, sequence, error)
         self._queue.clear()
         self._queued = 0
@@ -226,7 +228,7 @@ class Room:
             raise AbortSignal from error
 
 
-def write_error(execution_id: str, sequence: int, error: Exception) -> StorageWriteError:
+def write_error(execution_id: str, sequence: int, error: BaseException) -> StorageWriteError:
     """Return `error` as a `StorageWriteError` that names this execution and sequence."""
     if (
         isinstance(error, StorageWriteError)
