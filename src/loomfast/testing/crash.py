@@ -20,17 +20,20 @@ import contextlib
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from loomfast._core.definitions import FlowDefinition, FlowFunction
+from loomfast._core.definitions import flow as define_flow
 from loomfast._errors import BadInputError, ExecutionEndedError
 from loomfast._events import IN_DOUBT
 from loomfast._kernels import Envelope, State
+from loomfast._runtime.context import WorkflowContext
 from loomfast._runtime.handle import ExecutionHandle
 from loomfast._runtime.runtime import WorkflowRuntime
 from loomfast.stores import EventStore
 from loomfast.testing.crashing import Crash, CrashingStore, ProcessKilled
+from loomfast.testing.recording import RecordingContext, Run
 from loomfast.testing.time import START_MS, VirtualClock, run_virtual, running_loop, seeded_entropy
 from loomfast.testing.world import World
 
@@ -60,9 +63,9 @@ class Scenario:
     of the caller's (durable at once) instead of one of the runtime's.
 
     What the flow's contract leaves open is declared, everything else is checked: emits of the types in
-    `optional` may be missing or repeated, because they lie on a path that an unsettled outcome decides;
-    those in `unstamped` may be unstamped without a cause that a log shows (a decider is executing or has
-    raised, a payload without JSON form); `same` compares outputs.
+    `optional` may be missing, because they lie on a path that an unsettled outcome decides; those in
+    `unstamped` may be unstamped without a cause that a log shows (made inside a decider or effect, or after a
+    decider has raised; a payload without JSON form); `same` compares terminal payloads.
     """
 
     name: str
@@ -110,8 +113,8 @@ def play_case(
 ) -> Played:
     """Play one execution through its crashes to its end.
 
-    `open_store` opens the store as a process does at its start: empty first, the same logs ever after. Raises what the
-    runtime raises, and `VirtualTimeError` when the flow waits for something it will not get.
+    `open_store` opens the store as a process does at its start: empty first, the same logs ever after. Raises
+    what the runtime raises, and `VirtualTimeError` when the flow waits for something it will not get.
     """
     played = Played(scenario, seed, tuple(crashes), batch_events, World())
     execution_id = f"{scenario.name}-{seed}-{batch_events}-" + "-".join(
@@ -181,7 +184,7 @@ class _Life:
             executor=running_loop().executor(),
             batch_events=self._played.batch_events,
         )
-        flow = runtime.register(scenario.build(self._world))
+        flow = runtime.register(self._recorded(scenario.build(self._world)))
         self._observe(())
         state = await runtime.load_state(execution_id)
         if state is not None and len(self._played.lives) == 1:
@@ -195,17 +198,33 @@ class _Life:
             handle = await runtime.recover(execution_id)
         cancelling = asyncio.create_task(self._cancel(runtime))
         try:
-            await self._drive(runtime, handle)
+            await self._drive(runtime, handle, cancelling)
         finally:
             cancelling.cancel()
         await runtime.close()  # and not after a crash: nobody closes what has been killed
 
-    async def _drive(self, runtime: WorkflowRuntime, handle: ExecutionHandle) -> None:
+    def _recorded(self, flow: FlowDefinition | FlowFunction) -> FlowDefinition:
+        definition = flow if isinstance(flow, FlowDefinition) else define_flow(flow)
+
+        async def function(ctx: WorkflowContext, input: Any) -> Any:
+            run = Run()
+            if self._world.alive:
+                self._world.runs.append(run)
+            return await definition.function(RecordingContext(ctx, run), input)
+
+        return replace(definition, function=function)
+
+    async def _drive(
+        self, runtime: WorkflowRuntime, handle: ExecutionHandle, cancelling: asyncio.Task[None]
+    ) -> None:
         for _ in range(TURNS):
             state = await handle.rest()
             self._world.acknowledged(state.sequence, f"status {state.status!r}")
             if state.ended is not None:
                 return
+            if self._to_cancel.is_set():
+                await cancelling
+                continue
             handle = await self._answer(runtime, state)
             self._world.acknowledged(state.sequence + 1, "an answer")
         raise AssertionError(f"{self._played}: not at its end after {TURNS} answers")

@@ -3,8 +3,8 @@
 What lives here: `check_invariants`. What must not: how a case is played (crash), what effects did (world).
 
 It looks at a log from outside and shares nothing with the emit rule, the context or the journal: it must not
-repeat their mistakes. Its only help is `clean`, the same scenario without a crash, and where in the log each
-process began.
+repeat their mistakes. Its only help is `clean`, the same scenario without a crash; what each run emitted, as
+seen from the flow's side; and where in the log each process began.
 
 Theory of operation
 -------------------
@@ -12,10 +12,12 @@ Theory of operation
 in order; each attempt of a step has a number of its own and at most one outcome, and none follows a settled
 one; each decision is recorded once; folding the log whole, or event by event, gives one state.
 
-*Nothing lost.* What the clean run emitted is contained, content for content and count for count.
+*Nothing lost.* The last run of a flow went through all of it, so every emit it made, served or not, is in the
+log, content for content and count for count; and it made what the last run of the clean case made. What only
+an effect emits is there at least once.
 
 *Nothing proven twice.* A stamp says "a re-run reproduces this". So of one identity there are never more
-stamped events than one run makes, which is as many as the clean run has.
+stamped events than one run makes.
 
 *No duplicate without a reason.* ADR 0102 lists the duplicates that remain; each leaves a trace. The log is
 cut into runs (a new one begins with each process and behind each answer). Within its run
@@ -25,8 +27,9 @@ cut into runs (a new one begins with each process and behind each answer). Withi
  D  an emit of which the log already holds every copy, stamped, needs a step or a decision that was live in
     this run before it: otherwise it was to be served.
 
-What no log shows (a decider that executes, or has raised; a payload without JSON form) is declared by the
-scenario (`unstamped`), as are paths that an unsettled outcome decides (`optional`).
+What no log shows (emits from inside a decider or effect, or after a decider has raised; a payload without
+JSON form) is declared by the scenario (`unstamped`), as are paths that an unsettled outcome decides
+(`optional`).
 """
 
 from __future__ import annotations
@@ -34,10 +37,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from loomfast._core.answers import RELEASED
-from loomfast._events import END_KIND, KIND_NAMES, RESERVED, Opaque
+from loomfast._events import END_KIND, KIND_NAMES, RESERVED
 from loomfast._kernels import Envelope, fold_events
 from loomfast.testing.crash import Played
+from loomfast.testing.recording import Content, Made, content_of
 
 _ENDS = frozenset(KIND_NAMES[kind] for kind in END_KIND.values())
 _OUTCOMES = ("STEP_COMPLETED", "STEP_FAILED", "STEP_CANCELLED")
@@ -155,11 +158,6 @@ def _result(played: Played, clean: Played) -> Iterator[str]:
 # --- emits ---------------------------------------------------------------------------------------
 
 
-def _content(event: Envelope) -> tuple[str, object]:
-    body = event.body
-    return event.event_type, (repr(body.value) if isinstance(body, Opaque) else body)
-
-
 def _is_emit(log: list[Envelope], place: int) -> bool:
     event = log[place]
     if event.event_type in RESERVED:
@@ -175,44 +173,46 @@ def _is_emit(log: list[Envelope], place: int) -> bool:
 
 def _emits(played: Played, clean: Played) -> Iterator[str]:
     optional = frozenset(played.scenario.optional)
-    made: Counter[tuple[str, object]] = Counter()
-    stamped: Counter[int] = Counter()
-    loose: Counter[tuple[str, object]] = Counter()
-    for place, event in enumerate(clean.log):
-        if _is_emit(clean.log, place):
-            made[_content(event)] += 1
-            if event.stamp is None:
-                loose[_content(event)] += 1
-            else:
-                stamped[event.stamp] += 1
-    ours: Counter[tuple[str, object]] = Counter()
-    proven: Counter[int] = Counter()
-    for place, event in enumerate(played.log):
-        if not _is_emit(played.log, place):
-            continue
-        content = _content(event)
-        ours[content] += 1
-        if event.stamp is not None and event.event_type not in optional:
-            proven[event.stamp] += 1
-            if proven[event.stamp] > stamped[event.stamp] + loose[content]:
-                yield f"proven emit {content} appended again at {event.sequence}"
-    for content, count in made.items():
-        if content[0] not in optional and ours[content] < count:
-            yield f"emit {content} lost: {ours[content]} of {count}"
-    yield from _reasons(played, made, optional)
+    emits = [event for place, event in enumerate(played.log) if _is_emit(played.log, place)]
+    logged = Counter(content_of(event) for event in emits)
+    last, clean_last = (Counter(made.content for made in _last_run(case)) for case in (played, clean))
+    for content, count in last.items():
+        if logged[content] < count:
+            yield f"emit {content} lost: the log has {logged[content]} of {count}"
+    for content in {content_of(event) for place, event in enumerate(clean.log) if _is_emit(clean.log, place)}:
+        if content not in logged and content[0] not in optional:
+            yield f"emit {content} lost: only the clean log has it"
+    if played.scenario.cancel_on is None:
+        for content in (last - clean_last) + (clean_last - last):
+            if content[0] not in optional and content[0] not in played.scenario.unstamped:
+                yield f"the last run made emit {content} {last[content]} times, cleanly {clean_last[content]}"
+
+    most: Counter[int | None] = Counter()
+    most_alike: Counter[Content] = Counter()
+    for run in (*played.world.runs, *clean.world.runs):
+        most |= Counter(made.digest for made in run.made)
+        most_alike |= Counter(made.content for made in run.made)
+    stamped = Counter(event.stamp for event in emits if event.stamp is not None)
+    for event in emits:
+        if event.stamp is not None and stamped[event.stamp] > most[event.stamp]:
+            yield f"emit {content_of(event)} at {event.sequence}: stamped more often than a run makes it"
+    yield from _reasons(played, most_alike)
 
 
-def _reasons(played: Played, made: Counter[tuple[str, object]], optional: frozenset[str]) -> Iterator[str]:
-    """Rules U and D; see the top of this file."""
+def _last_run(case: Played) -> list[Made]:
+    return case.world.runs[-1].made if case.world.runs else []
+
+
+def _reasons(played: Played, most: Counter[Content]) -> Iterator[str]:
+    """Rules U and D; see the top of this file. `most`: how often one run makes an emit of this content."""
     log = played.log
-    proven: Counter[tuple[str, object]] = Counter()
+    proven: Counter[Content] = Counter()
     doubted: set[str] = set()
     executing: set[str] = set()
     live = unsettled = False
     for place, event in enumerate(log):
         kind = event.event_type
-        new_run = place in played.lives or (place > 0 and log[place - 1].event_type == "EXECUTION_RESUMED")
-        if new_run:
+        if place in played.lives or (place > 0 and log[place - 1].event_type == "EXECUTION_RESUMED"):
             executing, live, unsettled = set(), False, False
         if kind == "STEP_STARTED":
             executing.add(event.payload["key"])
@@ -225,20 +225,19 @@ def _reasons(played: Played, made: Counter[tuple[str, object]], optional: frozen
         elif kind in _OUTCOMES:
             payload = event.payload
             executing.discard(payload["key"])
-            if payload["key"] in doubted:
-                # Somebody resolved it: the next run begins.
+            if payload["key"] in doubted:  # somebody resolved it: the next run begins
                 doubted.discard(payload["key"])
                 executing, live, unsettled = set(), False, False
             elif kind == "STEP_CANCELLED" or (kind == "STEP_FAILED" and not payload["typed"]):
-                unsettled = unsettled or payload.get("reason") != RELEASED
-        elif _is_emit(log, place) and kind not in optional:
-            content = _content(event)
-            complete = proven[content] >= made[content]
+                unsettled = True
+        elif _is_emit(log, place):
+            content = content_of(event)
+            complete = proven[content] >= most[content] > 0
             if complete and not live:
                 yield f"emit {content} appended at {event.sequence}, though everything proved it a replay"
             if event.stamp is not None:
                 proven[content] += 1
-            elif not (executing or unsettled or kind in played.scenario.unstamped or (complete and live)):
+            elif not (executing or unsettled or (complete and live) or kind in played.scenario.unstamped):
                 yield f"emit {content} unstamped at {event.sequence} without a reason"
 
 

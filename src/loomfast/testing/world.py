@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from loomfast._core.answers import RELEASED
 from loomfast._errors import LoomError
 from loomfast._kernels import Envelope
+from loomfast.testing.recording import Run
 
 
 class ProcessGoneError(LoomError):
@@ -39,7 +40,8 @@ class World:
     """Counts what the effects of one case did.
 
     `calls[key, attempt]` is how often that attempt of that step touched the world; `facts` is the flow's to
-    use: what is put there is there in the next process too. `violations` lists broken promises in words.
+    use: what is put there is there in the next process too. `runs` records what each run emitted,
+    `violations` broken promises.
     """
 
     def __init__(self) -> None:
@@ -49,6 +51,7 @@ class World:
         self.durable_sequence = -1
         self.durable_types: set[str] = set()
         self.violations: list[str] = []
+        self.runs: list[Run] = []
         self._settled: set[str] = set()
         self._started: dict[str, int] = {}
         self._releases: Counter[str] = Counter()
