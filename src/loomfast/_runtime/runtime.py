@@ -7,11 +7,13 @@ not: how one run goes (execution, context), how a bootstrap becomes durable (boo
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakValueDictionary
 
 from loomfast._core import answers, schema
 from loomfast._core.answers import Draft
@@ -85,10 +87,17 @@ class WorkflowRuntime:
         self._hooks = Hooks(on_event, on_commit, on_storage_error)
         self._executor = ThreadPoolExecutor(step_threads, thread_name_prefix="loomfast-step")
         self._deps = RunDeps(
-            self._clock, entropy, self._executor, tuple(middleware), determinism, store.persists_json
+            self._clock,
+            entropy,
+            self._executor,
+            tuple(middleware),
+            determinism,
+            store.persists_json,
+            contextvars.copy_context(),
         )
         self._flows: dict[str, FlowDefinition] = {}
         self._driven: dict[str, DrivenExecution] = {}
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
         self._watchers: dict[str, set[asyncio.Future[None]]] = {}
         self._closed = False
@@ -129,17 +138,18 @@ class WorkflowRuntime:
         extra = None if compute_target is None else encode({"computeTarget": compute_target})
         chosen = execution_id is not None
         journal = self._journal(self._id_factory() if execution_id is None else execution_id, fence=fence)
-        if chosen:
-            envelope = journal.envelope(Draft("EXECUTION_STARTED", body), extra=extra)
+        if not chosen:
+            journal.commit("EXECUTION_STARTED", body, extra=extra)
+            return self._drive(definition, journal, inherit=True)
+        envelope = journal.envelope(Draft("EXECUTION_STARTED", body), extra=extra)
+        async with self._turn(journal.execution_id):
             try:
                 await append_bootstrap(self.store, envelope)
             except StorageWriteError as error:
                 call(self._hooks.on_storage_error, error)
                 raise
             journal.adopt(envelope)
-        else:
-            journal.commit("EXECUTION_STARTED", body, extra=extra)
-        return self._drive(definition, journal)
+            return self._drive(definition, journal, inherit=True)
 
     # --- answering -------------------------------------------------------------------------------
 
@@ -205,19 +215,22 @@ class WorkflowRuntime:
     async def cancel(self, execution_id: str, reason: Any = None) -> State:
         """Cancel an execution and return its final state. A repeat is a no-op.
 
-        One driven here unwinds first: what runs is cancelled, no further effect starts, `finally` blocks of
-        the flow run without it. One that is parked, or driven elsewhere (which is fenced out), ends at once.
+        One driven here unwinds first: what runs is cancelled, no further effect starts, and `finally` blocks
+        of the flow run, without any call of the context. One that is parked ends at once and is not
+        re-entered: no `finally` block runs. One driven elsewhere is fenced out, and ends at once too.
         Raises `ExecutionEndedError` for one that has completed or failed, `UnknownExecutionError`,
         `JsonFormError`, `StorageWriteError`.
         """
         self._check_open()
         body = encode({"reason": reason})
-        live = self._live(execution_id)
+        async with self._turn(execution_id):
+            live = self._live(execution_id)
+            if live is None:
+                state = await self._cancel_parked(execution_id, body)
+            else:
+                live.cancel(body)
         if live is not None:
-            live.cancel(reason)
             state = await asyncio.shield(live.rest)
-        else:
-            state = await self._cancel_parked(execution_id, body)
         if state.status != CANCELLED:
             raise ExecutionEndedError(execution_id, state.status)
         return state
@@ -248,6 +261,15 @@ class WorkflowRuntime:
         `beaten` makes the error for a call that came second.
         """
         self._check_open()
+        async with self._turn(execution_id):
+            return await self._tell_in_turn(execution_id, drafted, beaten)
+
+    async def _tell_in_turn(
+        self,
+        execution_id: str,
+        drafted: Callable[[State], tuple[Draft, ...]],
+        beaten: Callable[[], ConflictError],
+    ) -> ExecutionHandle:
         live = self._live(execution_id)
         if live is not None:
             await live.journal.drain()
@@ -273,9 +295,6 @@ class WorkflowRuntime:
                 fence = await self.store.acquire_fence(execution_id)
             except ConflictError as error:
                 raise beaten() from error
-        live = self._live(execution_id)
-        if live is not None:  # recovered here in the meantime, from a log that already held this
-            return ExecutionHandle(self, execution_id, live.rest)
         for envelope in envelopes:
             journal.adopt(envelope)
         return self._drive(flow, journal)
@@ -299,15 +318,14 @@ class WorkflowRuntime:
         if somebody does, the store's uniqueness lets one of the two go on.
         """
         self._check_open()
-        live = self._live(execution_id)
-        if live is None:
-            state = await self._load(execution_id)
+        async with self._turn(execution_id):
             live = self._live(execution_id)
-            if live is None:
-                if state.status != RUNNING:
-                    return ExecutionHandle(self, execution_id)
-                return self._drive(self._flow_of(state), self._journal(execution_id, state=state))
-        return ExecutionHandle(self, execution_id, live.rest)
+            if live is not None:
+                return ExecutionHandle(self, execution_id, live.rest)
+            state = await self._load(execution_id)
+            if state.status != RUNNING:
+                return ExecutionHandle(self, execution_id)
+            return self._drive(self._flow_of(state), self._journal(execution_id, state=state))
 
     # --- looking ---------------------------------------------------------------------------------
 
@@ -390,10 +408,18 @@ class WorkflowRuntime:
         live = self._driven.get(execution_id)
         return None if live is None or live.journal.closed else live
 
-    def _drive(self, flow: FlowDefinition, journal: ExecutionJournal) -> ExecutionHandle:
+    def _turn(self, execution_id: str) -> asyncio.Lock:
+        """Return the lock of whoever, from outside, looks at this execution and acts on what was seen."""
+        return self._turns.setdefault(execution_id, asyncio.Lock())
+
+    def _drive(
+        self, flow: FlowDefinition, journal: ExecutionJournal, *, inherit: bool = False
+    ) -> ExecutionHandle:
+        if self._closed:  # closed while the caller wrote: whoever recovers the execution goes on with it
+            return ExecutionHandle(self, journal.execution_id)
         live = DrivenExecution(flow, journal, self._deps)
         self._driven[journal.execution_id] = live
-        task = live.begin()
+        task = live.begin(inherit=inherit)
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._rested(task, live))
         for watcher in self._watchers.get(journal.execution_id, ()):
