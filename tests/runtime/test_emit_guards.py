@@ -364,7 +364,7 @@ async def test_emits_of_concurrent_branches_are_served_whatever_their_interleavi
 async def test_residual_loss_a_an_emit_moved_behind_served_steps_counts_as_the_old_one(
     open_store: OpenStore,
 ) -> None:
-    """Pinned, not wished for: the segment's log already holds that content as often as the new code says it."""
+    """Pinned, not wished for: the segment's log holds that content as often as the new code says it."""
 
     async def before(ctx: lf.WorkflowContext) -> None:
         ctx.emit("note", "about the start")
@@ -485,9 +485,7 @@ async def test_a_legacy_log_re_emits_its_prefix_once_stamped_and_is_stable_from_
 
     written = lf.MemoryEventStore()
     [log] = await run_through(written, flow)
-    legacy = [
-        lf.Envelope.make("x", e.sequence, e.event_type, e.payload, e.timestamp, None) for e in log
-    ]
+    legacy = [lf.Envelope.make("x", e.sequence, e.event_type, e.payload, e.timestamp, None) for e in log]
     async with open_store() as store, runtime(store, deployed(*[parking(flow)] * 3)) as rt:
         await store.append_batch(legacy)
         seen = []
