@@ -364,7 +364,7 @@ async def test_emits_of_concurrent_branches_are_served_whatever_their_interleavi
 async def test_residual_loss_a_an_emit_moved_behind_served_steps_counts_as_the_old_one(
     open_store: OpenStore,
 ) -> None:
-    """Pinned, not wished for: the segment's log already holds that content as often as the new code says it."""
+    """Pinned, not wished for: the segment's log holds that content as often as the new code says it."""
 
     async def before(ctx: lf.WorkflowContext) -> None:
         ctx.emit("note", "about the start")

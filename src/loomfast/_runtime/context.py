@@ -34,7 +34,7 @@ from loomfast._errors import (
 )
 from loomfast._kernels import State, canonical, encode, encode_digest, fnv1a64, format_digest
 from loomfast._runtime.deps import RunDeps
-from loomfast._runtime.effects import EffectTools, LiveStep, served_failure
+from loomfast._runtime.effects import EffectTools, LiveStep, executing, served_failure
 from loomfast._runtime.journal import ExecutionJournal, Room
 from loomfast._runtime.signals import AbortSignal, CancelSignal, SuspendSignal
 from loomfast._runtime.threads import LoopCalls
@@ -73,7 +73,6 @@ class WorkflowContext:
         self.cancelled = False
         self.divergence: DeterminismError | None = None
         self._ended = False
-        self.ui = SurfacePatches(self.emit)
 
     @property
     def execution_id(self) -> str:
@@ -84,6 +83,11 @@ class WorkflowContext:
     def segment(self) -> int:
         """How many gates this run has passed so far."""
         return self._rule.segment
+
+    @property
+    def ui(self) -> SurfacePatches:
+        """Changes to a surface that a person looks at; each is one emit."""
+        return SurfacePatches(self.emit)  # made anew: kept, it would be a cycle with this context
 
     # --- steps -----------------------------------------------------------------------------------
 
@@ -98,7 +102,7 @@ class WorkflowContext:
         recorded this key with another input, and whatever the effect raises. Cancelling it cancels the
         effect.
         """
-        self._check()
+        self._enter()
         definition = step if isinstance(step, StepDefinition) else define_step(step)
         if input is not None and not definition.wants_input:
             raise BadInputError(f"step {definition.id!r} takes no input")
@@ -138,9 +142,11 @@ class WorkflowContext:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if not self.parked and not task.done():
-                task.cancel()
+                live.stop(task)
                 await asyncio.wait((task,))
             raise
+        finally:
+            del task  # it holds the failure, whose traceback holds this frame
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._live.pop(task).done()
@@ -167,12 +173,12 @@ class WorkflowContext:
     ) -> Any:
         """Make a choice once per execution and return it in JSON form.
 
-        `decider` is called with `context` if it takes a parameter, and may be async. `context`,
+        `decider` is called with `context` if it requires a parameter, and may be async. `context`,
         `alternatives` and `policy` (`{id, version, propensity}`) are recorded beside the choice. A later call
         of the same id is a decision of its own (`id#1` …). What the decider raises is raised here and not
         recorded.
         """
-        self._check()
+        self._enter()
         text_argument("id", id)
         name = self._decisions.next(id)
         known = self._journal.state.decisions.get(name)
@@ -188,14 +194,16 @@ class WorkflowContext:
         if policy is not None:
             payload["policy"] = policy
         self._rule.began()
+        outside = executing.set(self._rule)
         try:
-            choice = decider(context) if inspect.signature(decider).parameters else decider()
+            choice = decider(context) if _takes_context(decider) else decider()
             payload["choice"] = await choice if inspect.isawaitable(choice) else choice
             body = encode(payload)
         except BaseException:
             self._rule.ended_unsettled()
             raise
         finally:
+            executing.reset(outside)
             self._rule.ended()
         self._check()
         self._consumed += 1
@@ -209,7 +217,7 @@ class WorkflowContext:
 
     def _recorded(self, id: str, make: Callable[[], Any]) -> Any:
         """Make a value once per execution: a decision that needs no deliberation."""
-        self._check()
+        self._enter()
         name = self._decisions.next(id)
         known = self._journal.state.decisions.get(name)
         if known is not None:
@@ -245,7 +253,7 @@ class WorkflowContext:
         this place before `id` existed, which is seen by what is recorded behind it and not yet served to this
         run. Every later run gets the same answer.
         """
-        self._check()
+        self._enter()
         name = f"patched.{id}"
         state = self._journal.state
         taken = self._patches.get(id)
@@ -275,7 +283,7 @@ class WorkflowContext:
         is what an answer must name to fit; `wake_at` (ms) is when a timer answers instead. Raises
         `DeterminismError` when the log's gate of this ordinal waits for another event type.
         """
-        self._check()
+        self._enter()
         text_argument("on", on)
         if on in ev.KIND_OF:
             raise BadInputError(f"a gate cannot wait for {on!r}: the kernel writes that type itself")
@@ -305,16 +313,17 @@ class WorkflowContext:
         The due time is recorded once, in absolute milliseconds, and every later run waits for the same.
         Raises `BadInputError` for a duration that is negative, not a number, or ends beyond the year 9999.
         """
-        self._check()
+        self._enter()
         gate = self._journal.state.pending or self._journal.state.gates.get(self._rule.segment)
         if gate is not None:
             await self.suspend(TIMER_FIRED)
             return
-        if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
-            raise BadInputError(f"sleep({seconds!r}): must be a number of seconds, 0 or more")
-        wake_at = self._deps.clock.now_ms() + math.ceil(seconds * 1000)
-        if wake_at > LAST_MS:
-            raise BadInputError(f"sleep({seconds!r}): ends beyond the year 9999")
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+            raise BadInputError(f"sleep({_short(seconds)}): must be a number of seconds, 0 or more")
+        now_ms = self._deps.clock.now_ms()
+        if seconds > (LAST_MS - now_ms) / 1000:
+            raise BadInputError(f"sleep({_short(seconds)}): ends beyond the year 9999")
+        wake_at = now_ms + math.ceil(seconds * 1000)
         await self.suspend(TIMER_FIRED, wake_at=wake_at)
 
     # --- emits -----------------------------------------------------------------------------------
@@ -365,6 +374,17 @@ class WorkflowContext:
         except StorageWriteError as error:
             raise AbortSignal from error
 
+    def _enter(self) -> None:
+        """Raise unless the flow itself may make a call that a re-run finds again in its place.
+
+        Inside an effect or decider it could not: a re-run that is served their outcome makes no such call.
+        """
+        if not self._calls.here():
+            raise BadInputError("a thread may only emit; every other call belongs to the flow itself")
+        if executing.get() is self._rule:
+            raise BadInputError("an effect or decider may only emit; every other call belongs to the flow")
+        self._check()
+
     def _check(self) -> None:
         """Raise unless the run may go on: every syscall asks first, whatever the flow has caught before."""
         if self._journal.failure is not None:
@@ -400,11 +420,29 @@ class WorkflowContext:
     def cancel(self) -> None:
         """Let no further effect start, and cancel those that run; each records its outcome."""
         self.cancelled = True
-        for task in self._live:
-            task.cancel()
+        for task, live in self._live.items():
+            live.stop(task)
 
     def close(self) -> None:
         """Stop the steps that still run without recording an outcome for them."""
         for task, live in self._live.items():
-            live.closing = True
-            task.cancel()
+            live.stop(task, closing=True)
+
+
+def _takes_context(decider: Callable[..., Any]) -> bool:
+    return any(
+        parameter.kind is parameter.VAR_POSITIONAL
+        or (
+            parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+            and parameter.default is parameter.empty
+        )
+        for parameter in inspect.signature(decider).parameters.values()
+    )
+
+
+def _short(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an int of more digits than Python prints
+        return type(value).__name__
+    return text if len(text) <= 40 else f"{text[:40]}…"

@@ -17,6 +17,7 @@ not compared: one that the log does not prove is appended again by a re-run, and
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -134,7 +135,8 @@ async def check_log(flow: FlowDefinition, events: Sequence[Envelope]) -> Diverge
     state = fold_events(None, events)
     journal = _ReplayJournal(state.execution_id, MemoryEventStore(), SystemClock(), Hooks(), state=state)
     with ThreadPoolExecutor(1) as executor:
-        run = _Run(journal, RunDeps(SystemClock(), bytes, executor, (), "error", persists_json=True))
+        context = contextvars.copy_context()
+        run = _Run(journal, RunDeps(SystemClock(), bytes, executor, (), "error", True, context))
         try:
             ending: tuple[str, Any] = (COMPLETED, await flow.function(run, state.input))
         except RunSignal:

@@ -7,11 +7,13 @@ not: how one run goes (execution, context), how a bootstrap becomes durable (boo
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakValueDictionary
 
 from loomfast._core import answers, schema
 from loomfast._core.answers import Draft
@@ -111,9 +113,11 @@ class WorkflowRuntime:
             tuple(middleware),
             determinism,
             store.persists_json,
+            contextvars.copy_context(),
         )
         self._flows: dict[str, FlowDefinition] = {}
         self._driven: dict[str, DrivenExecution] = {}
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watchers: dict[str, set[asyncio.Future[None]]] = {}
         self._closed = False
@@ -163,10 +167,10 @@ class WorkflowRuntime:
         if execution_id is None:
             journal = self._journal(self._id_factory(), fence=fence)
             journal.commit("EXECUTION_STARTED", body, extra=extra)
-            return self._drive(definition, journal)
+            return self._drive(definition, journal, inherit=True)
         journal = self._journal(execution_id, fence=fence)
         envelope = journal.envelope(Draft("EXECUTION_STARTED", body), extra=extra)
-        return await self._finish(self._start_once(definition, journal, envelope))
+        return await self._finish(execution_id, self._start_once(definition, journal, envelope))
 
     async def _start_once(
         self, flow: FlowDefinition, journal: ExecutionJournal, envelope: Envelope
@@ -176,11 +180,8 @@ class WorkflowRuntime:
         except StorageWriteError as error:
             call(self._hooks.on_storage_error, error)
             raise
-        live = self._live(envelope.execution_id)
-        if live is not None:  # recovered here in the meantime, from the bootstrap that this call wrote
-            return ExecutionHandle(self, envelope.execution_id, live.rest)
         journal.adopt(envelope)
-        return self._drive(flow, journal)
+        return self._drive(flow, journal, inherit=True)
 
     # --- answering -------------------------------------------------------------------------------
 
@@ -246,19 +247,22 @@ class WorkflowRuntime:
     async def cancel(self, execution_id: str, reason: Any = None) -> State:
         """Cancel an execution and return its final state. A repeat is a no-op.
 
-        One driven here unwinds first: what runs is cancelled, no further effect starts, `finally` blocks of
-        the flow run without it. One that is parked, or driven elsewhere (which is fenced out), ends at once.
+        One driven here unwinds first: what runs is cancelled, no further effect starts, and `finally` blocks
+        of the flow run, without any call of the context. One that is parked ends at once and is not
+        re-entered: no `finally` block runs. One driven elsewhere is fenced out, and ends at once too.
         Raises `ExecutionEndedError` for one that has completed or failed, `UnknownExecutionError`,
         `JsonFormError`, `StorageWriteError`.
         """
         self._check_open()
         body = encode({"reason": reason})
-        live = self._live(execution_id)
+        async with self._turn(execution_id):
+            live = self._live(execution_id)
+            if live is None:
+                state = await self._cancel_parked(execution_id, body)
+            else:
+                live.cancel(body)
         if live is not None:
-            live.cancel(reason)
             state = await asyncio.shield(live.rest)
-        else:
-            state = await self._cancel_parked(execution_id, body)
         if state.status != CANCELLED:
             raise ExecutionEndedError(execution_id, state.status)
         return state
@@ -289,9 +293,9 @@ class WorkflowRuntime:
         `beaten` makes the error for a call that came second.
         """
         self._check_open()
-        return await self._finish(self._deliver(execution_id, drafted, beaten))
+        return await self._finish(execution_id, self._tell_in_turn(execution_id, drafted, beaten))
 
-    async def _deliver(
+    async def _tell_in_turn(
         self,
         execution_id: str,
         drafted: Callable[[State], tuple[Draft, ...]],
@@ -327,21 +331,25 @@ class WorkflowRuntime:
                 fence = await self.store.acquire_fence(execution_id)
             except ConflictError as error:
                 raise beaten() from error
-        live = self._live(execution_id)
-        if live is not None:  # recovered here in the meantime, from a log that already held this
-            return ExecutionHandle(self, execution_id, live.rest)
         for envelope in envelopes:
             journal.adopt(envelope)
         return self._drive(flow, journal)
 
-    async def _finish(self, work: Coroutine[Any, Any, ExecutionHandle]) -> ExecutionHandle:
-        """Wait for work that must not stop half-way when its caller is cancelled: what is written gets
-        driven.
+    async def _finish(self, execution_id: str, work: Coroutine[Any, Any, ExecutionHandle]) -> ExecutionHandle:
+        """Do, one at a time for an execution, what must not stop half-way when its caller is cancelled.
+
+        What has been written gets driven, whether or not somebody still waits for the handle.
         """
-        task = asyncio.get_running_loop().create_task(work)
+        task = asyncio.get_running_loop().create_task(self._in_turn(execution_id, work))
         self._tasks.add(task)
         task.add_done_callback(self._finished)
         return await asyncio.shield(task)
+
+    async def _in_turn(
+        self, execution_id: str, work: Coroutine[Any, Any, ExecutionHandle]
+    ) -> ExecutionHandle:
+        async with self._turn(execution_id):
+            return await work
 
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -367,7 +375,7 @@ class WorkflowRuntime:
         next write. Raises `UnknownExecutionError`, `UnknownFlowError`.
         """
         self._check_open()
-        return await self._finish(self._recover(execution_id))
+        return await self._finish(execution_id, self._recover(execution_id))
 
     async def _recover(self, execution_id: str) -> ExecutionHandle:
         live = self._live(execution_id)
@@ -379,9 +387,6 @@ class WorkflowRuntime:
         flow = self._flow_of(state)
         fence = await self.store.acquire_fence(execution_id)
         state = await self._states.load(execution_id)  # again: what came before the fence counts
-        live = self._live(execution_id)
-        if live is not None:
-            return ExecutionHandle(self, execution_id, live.rest)
         if state.status != RUNNING:
             return ExecutionHandle(self, execution_id)
         return self._drive(flow, self._journal(execution_id, state=state, fence=fence))
@@ -476,12 +481,18 @@ class WorkflowRuntime:
         live = self._driven.get(execution_id)
         return None if live is None or live.journal.closed else live
 
-    def _drive(self, flow: FlowDefinition, journal: ExecutionJournal) -> ExecutionHandle:
+    def _turn(self, execution_id: str) -> asyncio.Lock:
+        """Return the lock of whoever, from outside, looks at this execution and acts on what was seen."""
+        return self._turns.setdefault(execution_id, asyncio.Lock())
+
+    def _drive(
+        self, flow: FlowDefinition, journal: ExecutionJournal, *, inherit: bool = False
+    ) -> ExecutionHandle:
         if self._closed:  # the call that leads here began before `close`
             raise RuntimeClosedError(journal.execution_id)
         live = DrivenExecution(flow, journal, self._deps)
         self._driven[journal.execution_id] = live
-        task = live.begin()
+        task = live.begin(inherit=inherit)
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._rested(task, live))
         for watcher in self._watchers.get(journal.execution_id, ()):
