@@ -54,6 +54,7 @@ class StepDefinition:
     at_most_once: bool
     wants_context: bool
     wants_input: bool
+    needs_input: bool
     is_async: bool
 
     def __call__(self, *arguments: object, **keywords: object) -> Never:
@@ -63,7 +64,7 @@ class StepDefinition:
     def call(self, fx: object, input: object) -> Any:
         """Call the effect with what its signature asks for."""
         arguments: list[object] = [fx] if self.wants_context else []
-        if self.wants_input:
+        if self.needs_input or (self.wants_input and input is not None):
             arguments.append(input)
         return self.effect(*arguments)
 
@@ -159,7 +160,7 @@ def define_step(
         raise BadInputError(f"step {name!r}: timeout_s={timeout_s} must be a positive number of seconds")
     if at_most_once and retry is not None:
         raise BadInputError(f"step {name!r}: a step that runs at most once cannot be retried")
-    wants_context, wants_input = _reads(name, effect)
+    wants_context, wants_input, needs_input = _reads(name, effect)
     for failure in failures:
         if not (isinstance(failure, type) and issubclass(failure, Exception)):
             raise BadInputError(f"step {name!r}: failures must be exception classes, not {failure!r}")
@@ -172,12 +173,13 @@ def define_step(
         at_most_once,
         wants_context,
         wants_input,
+        needs_input,
         is_async=inspect.iscoroutinefunction(effect) or inspect.iscoroutinefunction(type(effect).__call__),
     )
 
 
-def _reads(name: str, effect: Effect) -> tuple[bool, bool]:
-    """Return whether an effect takes its context, and whether it takes an input, by its signature."""
+def _reads(name: str, effect: Effect) -> tuple[bool, bool, bool]:
+    """Return whether an effect takes its context, whether it takes an input, and whether it must have one."""
     if not callable(effect):
         raise BadInputError(f"step {name!r} must be a function, not {type(effect).__name__}")
     parameters = list(inspect.signature(effect).parameters.values())
@@ -192,7 +194,7 @@ def _reads(name: str, effect: Effect) -> tuple[bool, bool]:
             f"step {name!r} must take (), (input), (fx) or (fx, input), where the parameter for its "
             f"EffectContext is called fx or annotated so; it takes {inspect.signature(effect)}"
         )
-    return wants_context, bool(inputs)
+    return wants_context, bool(inputs), any(p.default is p.empty for p in inputs)
 
 
 def _names_effect_context(annotation: object) -> bool:
