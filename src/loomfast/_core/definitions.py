@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Never, TypeAlias, overload
 
+from loomfast._core.arguments import text_argument
 from loomfast._core.retry import RetryPolicy
 from loomfast._core.schema import check_schema
 from loomfast._errors import BadInputError
@@ -101,6 +102,8 @@ def flow(
             inspect.signature(function).bind("ctx", "input")
         except TypeError as error:
             raise BadInputError(f"flow {_name(function)!r} must take (ctx, input): {error}") from error
+        text_argument("id", id or _name(function))
+        text_argument("version", version)
         for schema in (input, *(gates or {}).values()):
             check_schema(schema)
         return FlowDefinition(id or _name(function), version, function, input, dict(gates or {}))

@@ -92,6 +92,8 @@ class DrivenExecution:
 
     async def _run(self) -> None:
         journal = self.journal
+        if journal.failure is not None:  # before the flow's first turn: nothing was there to interrupt
+            raise journal.failure
         context = self._context = WorkflowContext(journal, self._deps)
         self._in_flow = True
         try:
@@ -160,7 +162,7 @@ class DrivenExecution:
         """
         self.closing = True
         if self._context is not None:
-            self._context.close()
+            self._context.end()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
