@@ -44,7 +44,9 @@ def distributions(rounds: int = 10, number: int = 5_000) -> dict[str, float]:
 def branching_bump(rounds: int = 10, number: int = 5_000) -> dict[str, float]:
     """One bump of a version that has a successor, always the same version, at 50,000 digests."""
     digests = _random_digests(50_000)
-    return interleaved_timers({"loomfast": _bumps(digests, branching=True)} | _peer(digests), rounds, number)
+    return interleaved_timers(
+        {"loomfast": _bumps(digests, branching=True)} | _peer(digests), rounds, number
+    )
 
 
 def live_set(rounds: int = 10, number: int = 5_000) -> dict[str, float]:
