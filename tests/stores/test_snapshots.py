@@ -14,7 +14,7 @@ from loomfast.stores import EventStore
 from tests.conftest import OpenStore
 
 from .logs import event, log
-from .test_compaction import damage_kept
+from .programs import damage_kept
 
 EVENTS = log("x", 20)
 

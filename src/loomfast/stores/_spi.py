@@ -131,8 +131,8 @@ class EventStore(ABC):
     async def truncate_prefix(self, execution_id: str, before: int) -> int:
         """Remove the events with `0 < sequence < before`, and return how many were removed.
 
-        Sequence 0 and the newest event stay; what is gone already counts as removed. A store does not judge
-        fences here: what a snapshot covers is the same for every writer.
+        Sequence 0 and the newest event stay, however large `before` is; what is gone already is not counted.
+        Fences are not judged: what a snapshot covers is the same for every writer.
 
         Raises, with nothing removed: `SnapshotNeededError` unless a snapshot of `store.snapshots` that passes
         its checksum covers `before - 1` or more; `UnknownExecutionError`; `BadInputError` for a negative
