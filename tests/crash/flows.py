@@ -340,6 +340,36 @@ def untyped_failures(world: World) -> Any:
             raise OSError("once")
         return "fine"
 
+    @lf.step
+    async def solid(fx: Fx) -> None:
+        world.call(fx)
+
+    @lf.flow
+    async def flow(ctx: Ctx, input: Any) -> Any:
+        try:
+            await ctx.run(flaky)
+        except OSError:
+            ctx.emit("caught")
+            ctx.ui.increment("tries")
+        else:
+            await ctx.run(solid)
+            ctx.ui.increment("tries")
+        await ctx.suspend("go")
+        await ctx.suspend("go")
+        return "done"
+
+    return flow
+
+
+def caught_failures(world: World) -> Any:
+    """A session that catches an untyped failure early appends every later emit again: bounded, never lost."""
+
+    @lf.step
+    async def flaky(fx: Fx) -> str:
+        if world.call(fx) == 1:
+            raise OSError("once")
+        return "fine"
+
     @lf.flow
     async def flow(ctx: Ctx, input: Any) -> Any:
         try:
@@ -613,7 +643,7 @@ def _resolve_declined(key: str, world: World) -> dict[str, Any]:
     return {"error": Declined(4, "no money")} if world.count(key) else {"release": True}
 
 
-GO = {"go": "answer"}
+GO: dict[str | tuple[str, int], Any] = {"go": "answer"}
 
 SCENARIOS = [
     Scenario("emits-around-a-step", emits_around_a_step, 1),
@@ -633,6 +663,7 @@ SCENARIOS = [
     Scenario("retries", retries, answers=GO),
     Scenario("typed-failures", typed_failures, answers=GO),
     Scenario("untyped-failures", untyped_failures, answers=GO, optional=("caught",)),
+    Scenario("caught-failures", caught_failures, answers=GO, optional=("caught",)),
     Scenario("a-flow-that-fails", a_flow_that_fails, answers=GO),
     Scenario("timeouts", timeouts, answers=GO, optional=("late",)),
     Scenario("asyncio-timeouts", asyncio_timeouts, answers=GO),

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from loomfast._core.definitions import FlowDefinition, FlowFunction
 from loomfast._core.definitions import flow as define_flow
-from loomfast._errors import BadInputError, ExecutionEndedError
+from loomfast._errors import BadInputError, ExecutionEndedError, LoomError
 from loomfast._events import IN_DOUBT
 from loomfast._kernels import Envelope, State
 from loomfast._runtime.context import WorkflowContext
@@ -64,7 +64,7 @@ class Scenario:
 
     What the flow's contract leaves open is declared, everything else is checked: emits of the types in
     `optional` may be missing, because they lie on a path that an unsettled outcome decides; those in
-    `unstamped` may be unstamped without a cause that a log shows (made inside a decider or effect, or after a
+    `unstamped` are never stamped, for a cause that no log shows (made inside a decider or effect, or after a
     decider has raised; a payload without JSON form); `same` compares terminal payloads.
     """
 
@@ -113,8 +113,9 @@ def play_case(
 ) -> Played:
     """Play one execution through its crashes to its end.
 
-    `open_store` opens the store as a process does at its start: empty first, the same logs ever after. Raises
-    what the runtime raises, and `VirtualTimeError` when the flow waits for something it will not get.
+    `open_store` opens the store as a process does at its start: empty first, the same logs ever after. What
+    the runtime raises, or a `VirtualTimeError` when the flow waits for something it will not get, is among
+    the world's `violations`. Raises `BadInputError` for a scenario that cannot be played.
     """
     played = Played(scenario, seed, tuple(crashes), batch_events, World())
     execution_id = f"{scenario.name}-{seed}-{batch_events}-" + "-".join(
@@ -124,13 +125,18 @@ def play_case(
         life = _Life(played, execution_id, crash, 0 if seed == 0 else seed * 1_000 + number)
         played.lives.append(played.world.durable_sequence + 1)
         played.world.alive = True
-        # A crash leaves an error behind that nobody is there to look at.
-        with contextlib.suppress(ProcessKilled):
+        try:
             run_virtual(life.main(open_store), seed=life.seed, start_ms=played.now_ms)
+        except ProcessKilled:
+            pass  # as planned
+        except BadInputError:
+            raise
+        except LoomError as error:
+            played.world.violations.append(f"{type(error).__name__}: {error}")
         if life.store is not None:
             played.writes.append(life.store.writes)
-        if played.log:
-            break
+            if not life.store.crashed:
+                break
     return played
 
 
@@ -158,9 +164,10 @@ class _Life:
         )
         try:
             await self._live(self.store)
-            async with loop.outside():
-                self._played.log = await inner.read(self._execution_id)
         finally:
+            if not self.store.crashed:
+                async with loop.outside():
+                    self._played.log = await inner.read(self._execution_id)
             self._played.now_ms = loop.now_ms() + DOWNTIME_MS
             loop.set_exception_handler(lambda loop, context: None)
             async with loop.outside():

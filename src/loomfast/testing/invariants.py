@@ -25,7 +25,9 @@ cut into runs (a new one begins with each process and behind each answer). Withi
  U  an unstamped emit needs a reason not to be stamped: a step is executing; something ended unsettled before;
     or all copies were logged by earlier runs and something in this one was live (it is a duplicate itself);
  D  an emit of which the log already holds every copy, stamped, needs a step or a decision that was live in
-    this run before it: otherwise it was to be served.
+    this run before it: otherwise it was to be served;
+ S  a stamped emit is not behind anything in its run that ended unsettled. (A failed attempt that is tried
+    again has not ended its step; of a run that was cut short nobody knows whether it would have been.)
 
 What no log shows (emits from inside a decider or effect, or after a decider has raised; a payload without
 JSON form) is declared by the scenario (`unstamped`), as are paths that an unsettled outcome decides
@@ -204,41 +206,79 @@ def _last_run(case: Played) -> list[Made]:
 
 
 def _reasons(played: Played, most: Counter[Content]) -> Iterator[str]:
-    """Rules U and D; see the top of this file. `most`: how often one run makes an emit of this content."""
-    log = played.log
+    """Rules U, D and S; see the top of this file. `most`: how often one run makes an emit of this content."""
     proven: Counter[Content] = Counter()
-    doubted: set[str] = set()
-    executing: set[str] = set()
-    live = unsettled = False
-    for place, event in enumerate(log):
-        kind = event.event_type
-        if place in played.lives or (place > 0 and log[place - 1].event_type == "EXECUTION_RESUMED"):
-            executing, live, unsettled = set(), False, False
-        if kind == "STEP_STARTED":
-            executing.add(event.payload["key"])
-            live = True
-        elif kind == "DECISION_RECORDED":
-            live = True
-        elif kind == "EFFECT_INDOUBT":
-            doubted.add(event.payload["key"])
-            unsettled = True
-        elif kind in _OUTCOMES:
-            payload = event.payload
-            executing.discard(payload["key"])
-            if payload["key"] in doubted:  # somebody resolved it: the next run begins
-                doubted.discard(payload["key"])
-                executing, live, unsettled = set(), False, False
-            elif kind == "STEP_CANCELLED" or (kind == "STEP_FAILED" and not payload["typed"]):
+    for run, cut in _runs(played):
+        executing: set[str] = set()
+        failed: set[str] = set()
+        live = unsettled = False
+        for event in run:
+            kind = event.event_type
+            if kind == "STEP_STARTED":
+                executing.add(event.payload["key"])
+                failed.discard(event.payload["key"])
+                live = True
+            elif kind == "DECISION_RECORDED":
+                live = True
+            elif kind == "EFFECT_INDOUBT":
                 unsettled = True
-        elif _is_emit(log, place):
-            content = content_of(event)
-            complete = proven[content] >= most[content] > 0
-            if complete and not live:
-                yield f"emit {content} appended at {event.sequence}, though everything proved it a replay"
-            if event.stamp is not None:
-                proven[content] += 1
-            elif not (executing or unsettled or (complete and live) or kind in played.scenario.unstamped):
-                yield f"emit {content} unstamped at {event.sequence} without a reason"
+            elif kind in _OUTCOMES:
+                payload = event.payload
+                executing.discard(payload["key"])
+                unsettled = unsettled or kind == "STEP_CANCELLED"
+                if kind == "STEP_FAILED" and not payload["typed"]:
+                    failed.add(payload["key"])
+            elif _is_emit(played.log, event.sequence):
+                content = content_of(event)
+                complete = proven[content] >= most[content] > 0
+                if complete and not live:
+                    yield f"emit {content} appended at {event.sequence}, though all proved it a replay"
+                if event.stamp is not None:
+                    proven[content] += 1
+                    over = set() if cut else failed - _retried(run, event.sequence)
+                    if unsettled or over or kind in played.scenario.unstamped:
+                        yield f"emit {content} stamped at {event.sequence}, though a re-run may not make it"
+                elif not (
+                    executing
+                    or failed
+                    or unsettled
+                    or (complete and live)
+                    or kind in played.scenario.unstamped
+                ):
+                    yield f"emit {content} unstamped at {event.sequence} without a reason"
+
+
+def _retried(run: list[Envelope], sequence: int) -> set[str]:
+    """Return the steps that have a further attempt in this run after `sequence`."""
+    return {
+        event.payload["key"]
+        for event in run
+        if event.event_type == "STEP_STARTED" and event.sequence > sequence
+    }
+
+
+def _runs(played: Played) -> Iterator[tuple[list[Envelope], bool]]:
+    """Cut the log into runs: one begins with each process, behind each answer, behind each resolution.
+
+    Beside each run stands whether a crash cut it short.
+    """
+    run: list[Envelope] = []
+    doubted: set[str] = set()
+    for event in played.log:
+        if event.sequence in played.lives and run:
+            yield run, True
+            run = []
+        run.append(event)
+        kind = event.event_type
+        if kind == "EFFECT_INDOUBT":
+            doubted.add(event.payload["key"])
+        resolved = kind in _OUTCOMES and event.payload["key"] in doubted
+        if resolved:
+            doubted.discard(event.payload["key"])
+        if kind == "EXECUTION_RESUMED" or resolved:
+            yield run[:-1] if resolved else run, False
+            run = []
+    yield run, False
 
 
 def _line(event: Envelope, played: Played) -> str:

@@ -53,6 +53,8 @@ T = TypeVar("T")
 
 # When virtual time begins, unless told otherwise: a moment of the year 2026, in ms since the epoch.
 START_MS = 1_790_000_000_000
+# Two moments as close as this are one.
+RESOLUTION_S = 1e-6
 # How long, in real seconds, outside work may keep a loop that has nothing else to do.
 STALL_S = 60.0
 # How long it may keep one that has: it may be waiting for what the loop would do next.
@@ -88,6 +90,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._owner = threading.get_ident()
         self._refused: VirtualTimeError | None = None
         super().__init__(_JumpSelector(self))
+        # A timer is due within this of now; in a distant year, floats are no finer.
+        self._clock_resolution = RESOLUTION_S
 
     def time(self) -> float:
         return self._virtual_s
