@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import loomfast as lf
+from loomfast._runtime.hooks import Hooks
 from tests.conftest import OpenStore
 from tests.runtime.harness import ScriptedStore, StillClock, kinds, runtime
 
@@ -228,3 +229,47 @@ async def test_a_finished_execution_leaves_nothing_in_the_runtime(open_store: Op
             await (await rt.start(flow, n % 2)).rest()
         await asyncio.sleep(0)
         assert (rt._driven, rt._tasks, rt._watchers) == ({}, set(), {})
+
+
+async def test_nobody_waits_for_a_writer_that_was_stopped_with_its_loop() -> None:
+    """On its way out, `asyncio.run` cancels the writer and the run that waits for it alike."""
+
+    class Stuck(lf.MemoryEventStore):
+        async def append(self, envelope: lf.Envelope) -> None:
+            await asyncio.get_running_loop().create_future()
+
+    reported: list[lf.StorageWriteError] = []
+    hooks = Hooks(on_storage_error=reported.append)
+    journal = lf.ExecutionJournal("x", Stuck(), StillClock(), hooks)
+    journal.commit("EXECUTION_STARTED", lf.encode({"flowId": "f", "flowVersion": "1", "input": None}))
+    drained = asyncio.create_task(journal.drain())
+    await asyncio.sleep(0)
+    assert journal._writer is not None
+    journal._writer.cancel()
+    async with asyncio.timeout(10):
+        with pytest.raises(lf.StorageWriteError, match="CancelledError") as caught:
+            await drained
+    assert (caught.value.execution_id, caught.value.sequence) == ("x", 0)
+    assert reported == [caught.value]
+
+
+async def test_a_batch_carries_as_many_events_as_it_was_told() -> None:
+    @lf.flow
+    async def flow(ctx: lf.WorkflowContext, input: Any) -> None:
+        for n in range(10):
+            ctx.emit("note", n)
+        await ctx.suspend("go")
+
+    sizes: dict[int, list[int]] = {}
+    for size in (1, 3):
+        store = ScriptedStore()
+        async with runtime(store, batch_events=size) as rt:
+            handle = await rt.start(flow)
+            await handle.rest()
+            await rt.resume(handle.execution_id, "go")
+            await handle.result()
+        sizes[size] = [len(ids) for _, ids in store.appends]
+    # An answer is one append of two events, whatever the size of a batch.
+    assert sizes == {1: [1] * 12 + [2, 1], 3: [3, 3, 3, 3, 2, 1]}
+    with pytest.raises(lf.BadInputError, match="batch_events"):
+        runtime(ScriptedStore(), batch_events=0)

@@ -594,8 +594,8 @@ class DyingStore(lf.MemoryEventStore):
         if len(envelopes) > self.left:
             self.left = 0
             raise OSError("the machine is gone")
-        self.left -= len(envelopes)
         await super().append_batch(envelopes)
+        self.left -= len(envelopes)
 
 
 async def test_the_start_of_an_at_most_once_step_is_durable_before_its_effect(open_store: OpenStore) -> None:

@@ -21,11 +21,18 @@ from typing import Any
 
 from loomfast import _events as ev
 from loomfast._core.answers import TIMER_FIRED, released
+from loomfast._core.arguments import text_argument
 from loomfast._core.definitions import Effect, StepDefinition, define_step
 from loomfast._core.emit_rule import EmitRule, Verdict
 from loomfast._core.keys import CallKeys
-from loomfast._errors import BadInputError, DeterminismError, JsonFormError, RunOverError
-from loomfast._kernels import State, canonical, encode, encode_digest, fnv1a64, format_digest
+from loomfast._errors import (
+    BadInputError,
+    DeterminismError,
+    JsonFormError,
+    RunOverError,
+    StorageWriteError,
+)
+from loomfast._kernels import State, canonical, decode, encode, encode_digest, fnv1a64, format_digest
 from loomfast._runtime.deps import RunDeps
 from loomfast._runtime.effects import EffectTools, LiveStep, executing, served_failure
 from loomfast._runtime.journal import ExecutionJournal, Room
@@ -42,15 +49,16 @@ LAST_MS = 253_402_300_799_999
 class WorkflowContext:
     """The syscalls of one run. It belongs to that run: a call after its end raises `RunOverError`."""
 
-    def __init__(self, journal: ExecutionJournal, deps: RunDeps) -> None:
+    def __init__(self, journal: ExecutionJournal, deps: RunDeps, rule: EmitRule | None = None) -> None:
         self._journal = journal
         self._deps = deps
-        self._rule = EmitRule()
+        self._rule = rule or EmitRule()
         self._steps = CallKeys()
         self._decisions = CallKeys()
         self._consumed = 0
         self._patches: dict[str, bool] = {}
         self._live: dict[asyncio.Task[Any], LiveStep] = {}
+        self._deliberating: set[asyncio.Future[None]] = set()
         self._calls = LoopCalls()
         self._tools = EffectTools(
             journal,
@@ -97,6 +105,10 @@ class WorkflowContext:
         """
         self._enter()
         definition = step if isinstance(step, StepDefinition) else define_step(step)
+        if input is not None and not definition.wants_input:
+            raise BadInputError(f"step {definition.id!r} takes no input")
+        if key is not None:
+            text_argument("key", key)
         name = self._steps.next(definition.id, key)
         asked = format_digest(fnv1a64(canonical(input)))
         known = self._journal.state.steps.get(name)
@@ -111,8 +123,10 @@ class WorkflowContext:
         if known is not None and definition.at_most_once and not released(known):
             self._park_in_doubt(name, known.phase)
         number = 1 if known is None else known.attempt + 1
+        # The effect gets a copy in JSON form, so that flow and effect share nothing, on any run.
+        given = decode(encode(input))
         try:
-            return await self._execute(LiveStep(self._tools, definition, name, number, asked), input)
+            return await self._execute(LiveStep(self._tools, definition, name, number, asked), given)
         except asyncio.CancelledError:
             # The flow goes on with a cancellation, and the next run with the step's outcome, if it has one.
             self._rule.ended_unsettled()
@@ -121,7 +135,7 @@ class WorkflowContext:
     execute = run
 
     async def _execute(self, live: LiveStep, input: object) -> Any:
-        await self._journal.room()
+        await self._outcomes_durable()
         self._check()
         live.begin()
         task = asyncio.get_running_loop().create_task(live.run(input))
@@ -168,32 +182,34 @@ class WorkflowContext:
         recorded.
         """
         self._enter()
+        text_argument("id", id)
         name = self._decisions.next(id)
         known = self._journal.state.decisions.get(name)
         if known is not None:
             self._consumed += 1
             return known.choice
-        self._rule.syscall_live()
-        payload: dict[str, Any] = {"id": name, "choice": None}
+        grounds: dict[str, Any] = {}
         if context is not None:
-            payload["context"] = context
+            grounds["context"] = context
         if alternatives is not None:
-            payload["alternatives"] = alternatives
+            grounds["alternatives"] = alternatives
         if policy is not None:
-            payload["policy"] = policy
-        self._rule.began()
-        outside = executing.set(self._rule)
+            grounds["policy"] = policy
+        # In JSON form from here on: what the decider does to its grounds changes nothing that is recorded.
+        body = encode(grounds)
+        payload = {"id": name, "choice": None, **decode(body)}
+        fault = ev.payload_fault(ev.DECISION_RECORDED, payload)
+        if fault is not None:
+            raise BadInputError(f"decide({id!r}): {fault[0].removeprefix('payload.')} {fault[1]}")
+        self._rule.syscall_live()
+        payload["choice"] = await self._deliberate(decider, decode(body).get("context"))
         try:
-            choice = decider(context) if _takes_context(decider) else decider()
-            payload["choice"] = await choice if inspect.isawaitable(choice) else choice
             body = encode(payload)
-        except BaseException:
+        except JsonFormError:
             self._rule.ended_unsettled()
             raise
-        finally:
-            executing.reset(outside)
-            self._rule.ended()
-        self._check()
+        # Recorded even when the run has reached a gate in the meantime: a choice is made once.
+        self._check_recording()
         self._consumed += 1
         self._journal.commit("DECISION_RECORDED", body, name)
         try:
@@ -202,6 +218,23 @@ class WorkflowContext:
             self._rule.ended_unsettled()
             raise
         return self._journal.state.decisions.get(name).choice
+
+    async def _deliberate(self, decider: Callable[..., Any], context: Any) -> Any:
+        done = asyncio.get_running_loop().create_future()
+        self._deliberating.add(done)
+        self._rule.began()
+        outside = executing.set(self._rule)
+        try:
+            choice = decider(context) if _takes_context(decider) else decider()
+            return await choice if inspect.isawaitable(choice) else choice
+        except BaseException:
+            self._rule.ended_unsettled()
+            raise
+        finally:
+            executing.reset(outside)
+            self._rule.ended()
+            self._deliberating.discard(done)
+            done.set_result(None)
 
     def _recorded(self, id: str, make: Callable[[], Any]) -> Any:
         """Make a value once per execution: a decision that needs no deliberation."""
@@ -272,6 +305,7 @@ class WorkflowContext:
         `DeterminismError` when the log's gate of this ordinal waits for another event type.
         """
         self._enter()
+        text_argument("on", on)
         if on in ev.KIND_OF:
             raise BadInputError(f"a gate cannot wait for {on!r}: the kernel writes that type itself")
         state = self._journal.state
@@ -323,6 +357,8 @@ class WorkflowContext:
         JSON; the memory store takes such a payload, unstamped. Await the result to wait for room in the
         journal; a flow that emits without end and never awaits holds the whole queue in memory.
         """
+        if not isinstance(event_type, str) or not event_type:
+            text_argument("event_type", event_type)
         if event_type in ev.RESERVED:
             raise BadInputError(f"{event_type!r} is a kernel fact; a flow cannot emit it")
         if self._calls.here():
@@ -333,6 +369,7 @@ class WorkflowContext:
 
     def stream(self, channel: str, chunk: object) -> Room:
         """Append one chunk to a channel, once per execution; as `emit`."""
+        text_argument("channel", channel)
         return self.emit("STREAM_CHUNK", {"channel": channel, "chunk": chunk})
 
     def _emit(self, event_type: str, payload: object) -> None:
@@ -354,6 +391,12 @@ class WorkflowContext:
 
     # --- the run's own ---------------------------------------------------------------------------
 
+    async def _outcomes_durable(self) -> None:
+        try:
+            await self._journal.outcomes_durable()
+        except StorageWriteError as error:
+            raise AbortSignal from error
+
     def _enter(self) -> None:
         """Raise unless the flow itself may make a call that a re-run finds again in its place.
 
@@ -367,16 +410,22 @@ class WorkflowContext:
 
     def _check(self) -> None:
         """Raise unless the run may go on: every syscall asks first, whatever the flow has caught before."""
-        if self._journal.failure is not None:
-            raise AbortSignal from self._journal.failure
+        self._check_recording()
         if self.cancelled:
             raise CancelSignal
         if self.parked:
             raise SuspendSignal
         if self.divergence is not None:
             raise self.divergence
-        if self._ended:
+
+    def _check_recording(self) -> None:
+        """Raise unless this run may still record what it has done."""
+        if self._journal.failure is not None:
+            raise AbortSignal from self._journal.failure
+        if self._ended and not self.parked:
             raise RunOverError(f"execution {self.execution_id!r}: this run is over")
+        if self._ended:
+            raise SuspendSignal
 
     def _diverged(self, key: str, sequence: int, recorded: str, requested: str) -> None:
         error = DeterminismError(self.execution_id, key, sequence, recorded, requested)
@@ -388,9 +437,10 @@ class WorkflowContext:
             logger.warning("%s", error)
 
     async def settle(self) -> None:
-        """Wait until every step this run executes has ended and recorded its outcome."""
-        while self._live:
-            await asyncio.wait(tuple(self._live))
+        """Wait until every step and decider of this run has ended, and its outcome is recorded."""
+        while self._live or self._deliberating:
+            await asyncio.wait((*self._live, *self._deliberating))
+            await asyncio.sleep(0)  # a decider's own task records its choice in its next turn
 
     def end(self) -> None:
         """End the run: later calls raise, and what still runs is stopped without an outcome."""

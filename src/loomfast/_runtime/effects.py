@@ -84,8 +84,8 @@ class EffectContext:
         and `RunOverError` once the attempt has its outcome, as for an effect that outlives its timeout. Await
         the result to wait for room in the journal.
         """
-        if event_type in RESERVED:
-            raise BadInputError(f"{event_type!r} is a kernel fact; an effect cannot emit it")
+        if not isinstance(event_type, str) or event_type in RESERVED or not event_type:
+            raise BadInputError(f"an effect cannot emit {event_type!r}")
         body = body_of(payload, self._persists_json)
         if self._calls.here():
             self._emit(event_type, body)

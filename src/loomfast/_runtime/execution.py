@@ -17,7 +17,9 @@ from loomfast._events import RUNNING
 from loomfast._kernels import State, encode
 from loomfast._runtime.context import WorkflowContext
 from loomfast._runtime.deps import RunDeps
+from loomfast._runtime.hooks import logger
 from loomfast._runtime.journal import ExecutionJournal
+from loomfast._runtime.signals import RunSignal
 
 
 class DrivenExecution:
@@ -90,6 +92,8 @@ class DrivenExecution:
 
     async def _run(self) -> None:
         journal = self.journal
+        if journal.failure is not None:  # before the flow's first turn: nothing was there to interrupt
+            raise journal.failure
         context = self._context = WorkflowContext(journal, self._deps)
         self._in_flow = True
         try:
@@ -102,12 +106,16 @@ class DrivenExecution:
                 context.close()
                 raise asyncio.CancelledError from error
             fact, body = "EXECUTION_FAILED", encode({"error": failures.record(error)})
+            if not isinstance(error, RunSignal | DeterminismError):
+                logger.warning("execution %r failed", journal.execution_id, exc_info=error)
         finally:
             self._in_flow = False
         await context.settle()
         context.end()
         if journal.failure is not None:
             raise journal.failure
+        if self.closing:
+            raise asyncio.CancelledError
         if context.divergence is not None and not self._cancelled:
             raise context.divergence
         if not context.parked and not self._cancelled:
@@ -154,7 +162,7 @@ class DrivenExecution:
         """
         self.closing = True
         if self._context is not None:
-            self._context.close()
+            self._context.end()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))

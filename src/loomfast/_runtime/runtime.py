@@ -9,19 +9,21 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
 from weakref import WeakValueDictionary
 
 from loomfast._core import answers, schema
 from loomfast._core.answers import Draft
+from loomfast._core.arguments import text_argument
 from loomfast._core.definitions import FlowDefinition, FlowFunction
 from loomfast._core.definitions import flow as define_flow
 from loomfast._errors import (
     BadInputError,
     ConflictError,
+    ExecutionAlreadyExistsError,
     ExecutionEndedError,
     GateRefusedError,
     RuntimeClosedError,
@@ -32,7 +34,7 @@ from loomfast._errors import (
     UnknownFlowError,
 )
 from loomfast._events import CANCELLED, RUNNING
-from loomfast._kernels import Envelope, State, encode
+from loomfast._kernels import Envelope, State, decode, encode
 from loomfast._runtime.bootstrap import append_bootstrap
 from loomfast._runtime.clock import Clock, SystemClock
 from loomfast._runtime.deps import DeterminismPolicy, RunDeps
@@ -40,7 +42,8 @@ from loomfast._runtime.effects import EffectMiddleware
 from loomfast._runtime.execution import DrivenExecution
 from loomfast._runtime.handle import ExecutionHandle
 from loomfast._runtime.hooks import Hooks, call
-from loomfast._runtime.journal import ExecutionJournal, write_error
+from loomfast._runtime.journal import BATCH_EVENTS, ExecutionJournal, write_error
+from loomfast._runtime.loading import StateLoader
 from loomfast.stores import EventStore
 
 # How often a waiter looks for what another process has written.
@@ -61,7 +64,9 @@ class WorkflowRuntime:
     `determinism` says what becomes of a re-run that asks the log a different question than it answers:
     `error` (the default: the run fails loudly and nothing is appended past the difference), `warn` or
     `ignore`. `clock` and `id_factory` are injected so that a run can be repeated exactly. `step_threads`
-    bounds the threads of sync steps.
+    bounds the threads of sync steps; `executor` puts the caller's own in their place, and is left open.
+    `batch_events` bounds how many events one append carries: 1 makes every event a write of its own, which is
+    what a test of crashes wants.
 
     One runtime belongs to one event loop. Use it as an async context manager, or call `close`.
     """
@@ -80,16 +85,31 @@ class WorkflowRuntime:
         middleware: Sequence[EffectMiddleware] = (),
         entropy: Callable[[int], bytes] = os.urandom,
         step_threads: int = 16,
+        executor: Executor | None = None,
+        batch_events: int = BATCH_EVENTS,
     ) -> None:
+        if not isinstance(store, EventStore):
+            raise BadInputError(f"store must be an EventStore, not {type(store).__name__}")
+        if determinism not in ("error", "warn", "ignore"):
+            raise BadInputError(f"determinism={determinism!r}: choose error, warn or ignore")
+        if step_threads < 1:
+            raise BadInputError(f"step_threads={step_threads}: must be 1 or more")
+        if batch_events < 1:
+            raise BadInputError(f"batch_events={batch_events}: must be 1 or more")
         self.store = store
+        self._states = StateLoader(store)
         self._clock = clock or SystemClock()
         self._id_factory = id_factory or ulid_factory()
         self._hooks = Hooks(on_event, on_commit, on_storage_error)
-        self._executor = ThreadPoolExecutor(step_threads, thread_name_prefix="loomfast-step")
+        self._batch_events = batch_events
+        self._own_executor: Executor | None = None
+        if executor is None:
+            executor = ThreadPoolExecutor(step_threads, thread_name_prefix="loomfast-step")
+            self._own_executor = executor
         self._deps = RunDeps(
             self._clock,
             entropy,
-            self._executor,
+            executor,
             tuple(middleware),
             determinism,
             store.persists_json,
@@ -98,7 +118,7 @@ class WorkflowRuntime:
         self._flows: dict[str, FlowDefinition] = {}
         self._driven: dict[str, DrivenExecution] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._watchers: dict[str, set[asyncio.Future[None]]] = {}
         self._closed = False
         for flow in flows:
@@ -132,24 +152,36 @@ class WorkflowRuntime:
         exist.
         """
         self._check_open()
-        definition = self.register(flow)
-        schema.check(definition.input, input, f"input of flow {definition.id!r}")
-        body = encode({"flowId": definition.id, "flowVersion": definition.version, "input": input})
-        extra = None if compute_target is None else encode({"computeTarget": compute_target})
-        chosen = execution_id is not None
-        journal = self._journal(self._id_factory() if execution_id is None else execution_id, fence=fence)
-        if not chosen:
+        if fence is not None and (type(fence) is not int or not 0 <= fence < 2**63):
+            raise BadInputError(f"fence={fence!r}: must be a token that acquire_fence returned")
+        if execution_id is not None:
+            text_argument("execution_id", execution_id)
+        try:
+            definition = self.register(flow)
+            body = _started(definition, input)
+            extra = None if compute_target is None else encode({"computeTarget": compute_target})
+        except BadInputError as error:
+            if execution_id is not None and await self.store.read_range(execution_id, 0, 0):
+                raise ExecutionAlreadyExistsError(execution_id) from error
+            raise
+        if execution_id is None:
+            journal = self._journal(self._id_factory(), fence=fence)
             journal.commit("EXECUTION_STARTED", body, extra=extra)
             return self._drive(definition, journal, inherit=True)
+        journal = self._journal(execution_id, fence=fence)
         envelope = journal.envelope(Draft("EXECUTION_STARTED", body), extra=extra)
-        async with self._turn(journal.execution_id):
-            try:
-                await append_bootstrap(self.store, envelope)
-            except StorageWriteError as error:
-                call(self._hooks.on_storage_error, error)
-                raise
-            journal.adopt(envelope)
-            return self._drive(definition, journal, inherit=True)
+        return await self._finish(execution_id, self._start_once(definition, journal, envelope))
+
+    async def _start_once(
+        self, flow: FlowDefinition, journal: ExecutionJournal, envelope: Envelope
+    ) -> ExecutionHandle:
+        try:
+            await append_bootstrap(self.store, envelope)
+        except StorageWriteError as error:
+            call(self._hooks.on_storage_error, error)
+            raise
+        journal.adopt(envelope)
+        return self._drive(flow, journal, inherit=True)
 
     # --- answering -------------------------------------------------------------------------------
 
@@ -237,7 +269,7 @@ class WorkflowRuntime:
 
     async def _cancel_parked(self, execution_id: str, body: bytes) -> State:
         while True:
-            state = await self._load(execution_id)
+            state = await self._states.load(execution_id)
             if state.ended is not None:
                 return state
             fence = await self.store.acquire_fence(execution_id)
@@ -261,8 +293,7 @@ class WorkflowRuntime:
         `beaten` makes the error for a call that came second.
         """
         self._check_open()
-        async with self._turn(execution_id):
-            return await self._tell_in_turn(execution_id, drafted, beaten)
+        return await self._finish(execution_id, self._tell_in_turn(execution_id, drafted, beaten))
 
     async def _tell_in_turn(
         self,
@@ -276,11 +307,16 @@ class WorkflowRuntime:
             live = self._live(execution_id)
         if live is not None:
             live.journal.commit_group(drafted(live.journal.state))
-            await live.journal.drain()
+            try:
+                await live.journal.drain()
+            except StorageWriteError as error:
+                if isinstance(error.__cause__, ConflictError):
+                    raise beaten() from error
+                raise
             return ExecutionHandle(self, execution_id, live.rest)
         fence: int | None = None
         while True:
-            state = await self._load(execution_id)
+            state = await self._states.load(execution_id)
             flow = self._flow_of(state)
             journal = self._journal(execution_id, state=state, fence=fence)
             drafts = drafted(state)
@@ -299,6 +335,27 @@ class WorkflowRuntime:
             journal.adopt(envelope)
         return self._drive(flow, journal)
 
+    async def _finish(self, execution_id: str, work: Coroutine[Any, Any, ExecutionHandle]) -> ExecutionHandle:
+        """Do, one at a time for an execution, what must not stop half-way when its caller is cancelled.
+
+        What has been written gets driven, whether or not somebody still waits for the handle.
+        """
+        task = asyncio.get_running_loop().create_task(self._in_turn(execution_id, work))
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return await asyncio.shield(task)
+
+    async def _in_turn(
+        self, execution_id: str, work: Coroutine[Any, Any, ExecutionHandle]
+    ) -> ExecutionHandle:
+        async with self._turn(execution_id):
+            return await work
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen here, in case the caller is gone
+
     async def _append(self, *envelopes: Envelope) -> None:
         try:
             await self.store.append_batch(envelopes)
@@ -314,18 +371,25 @@ class WorkflowRuntime:
     async def recover(self, execution_id: str) -> ExecutionHandle:
         """Drive on an execution whose process died while it ran; one that rests is left as it is.
 
-        Raises `UnknownExecutionError`, `UnknownFlowError`. The caller sees to it that nobody else drives it;
-        if somebody does, the store's uniqueness lets one of the two go on.
+        It is fenced first: a process that still drives it, against the caller's belief, is refused at its
+        next write. Raises `UnknownExecutionError`, `UnknownFlowError`.
         """
         self._check_open()
-        async with self._turn(execution_id):
-            live = self._live(execution_id)
-            if live is not None:
-                return ExecutionHandle(self, execution_id, live.rest)
-            state = await self._load(execution_id)
-            if state.status != RUNNING:
-                return ExecutionHandle(self, execution_id)
-            return self._drive(self._flow_of(state), self._journal(execution_id, state=state))
+        return await self._finish(execution_id, self._recover(execution_id))
+
+    async def _recover(self, execution_id: str) -> ExecutionHandle:
+        live = self._live(execution_id)
+        if live is not None:
+            return ExecutionHandle(self, execution_id, live.rest)
+        state = await self._states.load(execution_id)
+        if state.status != RUNNING:
+            return ExecutionHandle(self, execution_id)
+        flow = self._flow_of(state)
+        fence = await self.store.acquire_fence(execution_id)
+        state = await self._states.load(execution_id)  # again: what came before the fence counts
+        if state.status != RUNNING:
+            return ExecutionHandle(self, execution_id)
+        return self._drive(flow, self._journal(execution_id, state=state, fence=fence))
 
     # --- looking ---------------------------------------------------------------------------------
 
@@ -335,7 +399,7 @@ class WorkflowRuntime:
 
     async def load_state(self, execution_id: str) -> State | None:
         """Fold and return the durable state of an execution, or None if the store does not know it."""
-        return await self.store.fold(execution_id)
+        return await self._states.find(execution_id)
 
     async def wait_for(
         self,
@@ -380,7 +444,8 @@ class WorkflowRuntime:
         self._closed = True
         for live in tuple(self._driven.values()):
             await live.close()
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        if self._own_executor is not None:
+            self._own_executor.shutdown(wait=False, cancel_futures=True)
 
     async def __aenter__(self) -> Self:
         return self
@@ -397,12 +462,20 @@ class WorkflowRuntime:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise RuntimeClosedError("-")
+            raise RuntimeClosedError
 
     def _journal(
         self, execution_id: str, *, state: State | None = None, fence: int | None = None
     ) -> ExecutionJournal:
-        return ExecutionJournal(execution_id, self.store, self._clock, self._hooks, state=state, fence=fence)
+        return ExecutionJournal(
+            execution_id,
+            self.store,
+            self._clock,
+            self._hooks,
+            state=state,
+            fence=fence,
+            batch_events=self._batch_events,
+        )
 
     def _live(self, execution_id: str) -> DrivenExecution | None:
         live = self._driven.get(execution_id)
@@ -415,8 +488,8 @@ class WorkflowRuntime:
     def _drive(
         self, flow: FlowDefinition, journal: ExecutionJournal, *, inherit: bool = False
     ) -> ExecutionHandle:
-        if self._closed:  # closed while the caller wrote: whoever recovers the execution goes on with it
-            return ExecutionHandle(self, journal.execution_id)
+        if self._closed:  # the call that leads here began before `close`
+            raise RuntimeClosedError(journal.execution_id)
         live = DrivenExecution(flow, journal, self._deps)
         self._driven[journal.execution_id] = live
         task = live.begin(inherit=inherit)
@@ -431,12 +504,8 @@ class WorkflowRuntime:
         self._tasks.discard(task)
         if self._driven.get(live.journal.execution_id) is live:
             del self._driven[live.journal.execution_id]
-
-    async def _load(self, execution_id: str) -> State:
-        state = await self.store.fold(execution_id)
-        if state is None:
-            raise UnknownExecutionError(execution_id)
-        return state
+        if live.rest.exception() is None:
+            self._states.keep(live.rest.result())
 
     def _flow_of(self, state: State) -> FlowDefinition:
         flow = self._flows.get(state.flow_id)
@@ -464,3 +533,11 @@ class WorkflowRuntime:
 
     async def _pause(self, seconds: float) -> None:
         await self._clock.sleep(seconds)
+
+
+def _started(flow: FlowDefinition, input: Any) -> bytes:
+    """Return the payload of EXECUTION_STARTED, once the input in its JSON form fits the flow's schema."""
+    body = encode({"flowId": flow.id, "flowVersion": flow.version, "input": input})
+    if flow.input is not None:
+        schema.check(flow.input, decode(body)["input"], f"input of flow {flow.id!r}")
+    return body
