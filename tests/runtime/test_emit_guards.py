@@ -604,3 +604,39 @@ async def test_what_goes_wrong_and_ends_an_execution_is_never_stamped_either(ope
     ends = {"STEP_CANCELLED", "STEP_FAILED", "EFFECT_INDOUBT", "EXECUTION_CANCELLED"}
     assert ends <= {event.event_type for event in log}
     assert all(event.stamp is None and event.extra is None for event in log)
+
+
+@pytest.mark.parametrize("kind", ["effect", "decider"])
+async def test_what_an_effect_leaves_running_behind_it_stamps_nothing(
+    open_store: OpenStore, kind: str
+) -> None:
+    """A task that outlives its effect speaks from inside it all the same: the next run does not start it."""
+
+    async def before(ctx: lf.WorkflowContext) -> None:
+        async def later() -> None:
+            await turns(20)
+            ctx.emit("note", 1)
+
+        background: list[asyncio.Task[None]] = []
+
+        async def leaves() -> str:
+            background.append(asyncio.create_task(later()))
+            return "x"
+
+        if kind == "effect":
+            await ctx.run(lf.step(id="noop")(leaves))
+        else:
+            await ctx.decide("pick", leaves)
+        assert ctx._rule.in_flight == 0
+        await background[0]
+
+    async def after(ctx: lf.WorkflowContext) -> None:
+        if kind == "effect":
+            await ctx.run(noop)
+        else:
+            await ctx.decide("pick", lambda: "y")
+        ctx.emit("note", 1)
+
+    async with open_store() as store:
+        logs = await run_through(store, before, after, after)
+    assert [of(log, "note") for log in logs] == [["note"], ["note", "note*"], ["note", "note*"]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,10 +30,15 @@ def nothing(rule: EmitRule) -> None:
     pass
 
 
+def forget(*_: object) -> None:
+    pass
+
+
 def no_window_for(module: Any) -> Callable[[pytest.MonkeyPatch], None]:
     """Switch the in-flight window off for what this module executes: effects, or deciders."""
 
     def switch_off(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(module, "executing", SimpleNamespace(get=forget, set=forget, reset=forget))
         for name in ("began", "ended"):
             patch.setattr(EmitRule, name, unless_called_from(module, getattr(EmitRule, name)))
 

@@ -1127,3 +1127,53 @@ async def test_a_flow_of_parked_branches_runs_on_with_what_is_known(open_store: 
         await (await rt.start(deployed(*[parking(flow)] * 2), execution_id="x")).rest()
         state = await (await rt.resume("x", "go")).rest()
     assert state.status == "suspended"
+
+
+@pytest.mark.parametrize("kind", ["task", "thread"])
+@pytest.mark.parametrize("parked", [False, True], ids=["in the flow", "while the run waits for it"])
+async def test_closing_does_not_wait_for_an_effect_that_will_not_end(
+    open_store: OpenStore, kind: str, parked: bool
+) -> None:
+    """F35."""
+    began, release, released = asyncio.Event(), threading.Event(), asyncio.Event()
+    late: list[str] = []
+
+    async def task(fx: lf.EffectContext) -> None:
+        began.set()
+        while not released.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await released.wait()
+
+    def thread(fx: lf.EffectContext) -> None:
+        loop.call_soon_threadsafe(began.set)
+        release.wait(10)
+        try:
+            fx.emit("late")
+        except lf.RunOverError as error:
+            late.append(error.code)
+
+    loop = asyncio.get_running_loop()
+
+    async def flow(ctx: lf.WorkflowContext, input: Any) -> None:
+        step = asyncio.create_task(ctx.run(lf.step(id="s")(task if kind == "task" else thread)))
+        if parked:
+            await began.wait()
+            await ctx.suspend("go")
+        await step
+
+    async with open_store() as store:
+        rt = runtime(store)
+        await rt.start(flow, execution_id="x")
+        await began.wait()
+        await turns(5)
+        async with asyncio.timeout(2):
+            await rt.close()
+        release.set()
+        released.set()
+        if kind == "thread":
+            while not late:
+                await asyncio.sleep(0.001)
+        await turns(5)
+        log = await store.read("x")
+    assert steps_of(log) == ["STARTED"]
+    assert late == (["run-over"] if kind == "thread" else [])

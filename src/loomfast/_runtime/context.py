@@ -144,7 +144,7 @@ class WorkflowContext:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if not self.parked and not task.done():
+            if not self.parked and not live.closing and not task.done():
                 live.stop(task)
                 await asyncio.wait((task,))
             raise
@@ -382,7 +382,8 @@ class WorkflowContext:
                 raise
             journal.commit(event_type, ev.Opaque(payload))
             return
-        verdict = self._rule.judge(digest, journal.state.emits.get(digest))
+        inside = executing.get() is self._rule
+        verdict = self._rule.judge(digest, journal.state.emits.get(digest), inside=inside)
         if verdict is Verdict.STAMPED:
             journal.commit(event_type, body, None, digest)
         elif verdict is Verdict.UNSTAMPED:

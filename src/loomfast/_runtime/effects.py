@@ -133,13 +133,14 @@ class EffectTools:
 class LiveStep:
     """One step that is executed in this run, attempt after attempt.
 
-    `attempt` is the number of the first one to make. Run it in a task of its own.
+    `attempt` is the number of the first one to make. Run it in a task of its own. `closing`: it is stopped
+    without an outcome, and nobody waits for it.
     """
 
     def __init__(
         self, tools: EffectTools, step: StepDefinition, key: str, attempt: int, input_digest: str
     ) -> None:
-        self._closing = False
+        self.closing = False
         self._stopped = False
         self._entered = False
         self._tools = tools
@@ -203,8 +204,8 @@ class LiveStep:
 
         `task` is what runs this step. With `closing`, no outcome is recorded for it.
         """
-        if not self._stopped or (closing and not self._closing):
-            self._stopped, self._closing = True, closing
+        if not self._stopped or (closing and not self.closing):
+            self._stopped, self.closing = True, closing
             task.cancel()
 
     def done(self) -> None:
@@ -226,7 +227,7 @@ class LiveStep:
         )
 
     def _cancelled(self) -> None:
-        if not self._closing:
+        if not self.closing:
             self._record(STEP_CANCELLED, {"key": self._key, "reason": "cancelled"})
 
     def _delay_s(self, error: BaseException, tries: int) -> float | None:
