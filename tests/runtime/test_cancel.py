@@ -15,12 +15,7 @@ import pytest
 
 import loomfast as lf
 from tests.conftest import OpenStore
-from tests.runtime.harness import StillClock, kinds, of, runtime
-
-
-async def turns(count: int) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
+from tests.runtime.harness import StillClock, kinds, of, runtime, turns
 
 
 @lf.step
