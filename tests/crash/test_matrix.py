@@ -81,7 +81,8 @@ def _line(event: lf.Envelope) -> tuple[Any, ...]:
 
 
 def test_between_them_the_flows_use_every_verb_of_a_context() -> None:
-    source = Path(__file__).with_name("flows.py").read_text(encoding="utf-8")
+    files = Path(__file__).parent.glob("flows_of_*.py")
+    source = "".join(path.read_text(encoding="utf-8") for path in files)
     verbs = [name for name in vars(lf.WorkflowContext) if not name.startswith("_")]
     surface = ["set", "merge", "append", "increment", "remove"]
     kernel_side = {"end", "close", "settle", "cancel", "execute", "execution_id", "segment"}
