@@ -28,6 +28,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_core": BASE | {"_kernels"},
     "stores": BASE | {"_kernels", "_core"},
     "_runtime": BASE | {"_kernels", "_core", "stores"},
+    "projections": BASE | {"_kernels", "stores"},
+    "__main__": {"cli"},
     "bench": BASE | {"_kernels", "_core", "stores", "_runtime", "_pure", "_native", ""},
     "testing": BASE | {"_kernels", "_core", "stores", "_runtime"},
     "examples": {""},

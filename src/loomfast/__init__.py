@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from loomfast._core.definitions import FlowDefinition, StepDefinition, flow, step
 from loomfast._core.retry import RetryPolicy
+from loomfast._core.snapshots import Snapshot, snapshot_of, state_of
 from loomfast._errors import (
     BadInputError,
     BadSnapshotError,
+    BeyondLogError,
+    BranchExistsError,
     CircularValueError,
     ConflictError,
     DeterminismError,
@@ -30,8 +33,11 @@ from loomfast._errors import (
     KeyCollisionError,
     LoomError,
     MalformedEventError,
+    NotAStoreError,
+    PrefixTruncatedError,
     RunOverError,
     RuntimeClosedError,
+    SnapshotNeededError,
     StaleFenceError,
     StaleKernelError,
     StartFencedOutError,
@@ -42,8 +48,10 @@ from loomfast._errors import (
     StorageWriteError,
     StoreBusyError,
     StoreClosedError,
+    StoreMissingError,
     StoreReadError,
     TooDeepError,
+    UnknownBranchError,
     UnknownExecutionError,
     UnknownFlowError,
     UnsupportedTypeError,
@@ -72,7 +80,17 @@ from loomfast._runtime.effects import EffectContext
 from loomfast._runtime.handle import ExecutionHandle
 from loomfast._runtime.journal import ExecutionJournal
 from loomfast._runtime.runtime import WorkflowRuntime
-from loomfast.stores import EventStore, ExecutionSummary, MemoryEventStore, PositionedEvent
+from loomfast.stores import (
+    Branch,
+    BranchRegistry,
+    EventStore,
+    ExecutionSummary,
+    MemoryEventStore,
+    PositionedEvent,
+    SnapshotStore,
+    SnapshotSummary,
+    Tip,
+)
 
 if TYPE_CHECKING:
     from loomfast._vectors import FOLD_VECTORS
@@ -87,6 +105,10 @@ __all__ = [
     "MAX_DEPTH",
     "BadInputError",
     "BadSnapshotError",
+    "BeyondLogError",
+    "Branch",
+    "BranchExistsError",
+    "BranchRegistry",
     "CircularValueError",
     "Clock",
     "ConflictError",
@@ -115,10 +137,16 @@ __all__ = [
     "LoomError",
     "MalformedEventError",
     "MemoryEventStore",
+    "NotAStoreError",
     "PositionedEvent",
+    "PrefixTruncatedError",
     "RetryPolicy",
     "RunOverError",
     "RuntimeClosedError",
+    "Snapshot",
+    "SnapshotNeededError",
+    "SnapshotStore",
+    "SnapshotSummary",
     "SqliteEventStore",
     "StaleFenceError",
     "StaleKernelError",
@@ -132,11 +160,14 @@ __all__ = [
     "StorageWriteError",
     "StoreBusyError",
     "StoreClosedError",
+    "StoreMissingError",
     "StoreReadError",
     "SystemClock",
     "Table",
+    "Tip",
     "TooDeepError",
     "Trie",
+    "UnknownBranchError",
     "UnknownExecutionError",
     "UnknownFlowError",
     "UnsupportedTypeError",
@@ -154,6 +185,8 @@ __all__ = [
     "format_digest",
     "implementation",
     "parse_digest",
+    "snapshot_of",
+    "state_of",
     "step",
 ]
 

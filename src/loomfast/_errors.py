@@ -16,10 +16,29 @@ from typing import ClassVar
 
 
 class LoomError(Exception):
-    """Root of every error raised by loomfast. `str(error)` is one line; `hint` says what to do."""
+    """Root of every error raised by loomfast.
+
+    `str(error)` is one line; `code` is stable; `hint` says what to do, and is a note under tracebacks.
+    """
 
     code: ClassVar[str] = "loom"
     hint: ClassVar[str] = ""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        if self.hint and self.hint not in getattr(self, "__notes__", ()):
+            self.add_note(self.hint)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle by args and fields, since no two constructors here take the same arguments."""
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(cls: type[LoomError], args: tuple[object, ...], fields: dict[str, object]) -> LoomError:
+    error = cls.__new__(cls)
+    error.args = args
+    error.__dict__.update(fields)
+    return error
 
 
 # --- the caller must act -------------------------------------------------------------------------
@@ -29,6 +48,7 @@ class BadInputError(LoomError, ValueError):
     """What the caller handed over cannot be used; nothing was written."""
 
     code = "bad-input"
+    hint = "Nothing was written; correct the argument and call again."
 
 
 class JsonFormError(BadInputError):
@@ -42,9 +62,6 @@ class JsonFormError(BadInputError):
         self.path = path
         self.type_name = type_name
         self.reason = reason
-
-    def __reduce__(self) -> tuple[type[JsonFormError], tuple[str, str, str]]:
-        return type(self), (self.path, self.type_name, self.reason)
 
 
 class UnsupportedTypeError(JsonFormError):
@@ -85,9 +102,6 @@ class JsonTextError(BadInputError):
         self.offset = offset
         self.reason = reason
 
-    def __reduce__(self) -> tuple[type[JsonTextError], tuple[int, str]]:
-        return type(self), (self.offset, self.reason)
-
 
 class MalformedEventError(BadInputError):
     """An event breaks the contract of its kind, or the sequence of its log.
@@ -106,23 +120,88 @@ class MalformedEventError(BadInputError):
         self.field = field
         self.reason = reason
 
-    def __reduce__(self) -> tuple[type[MalformedEventError], tuple[str | None, int | None, str, str]]:
-        return type(self), (self.execution_id, self.sequence, self.field, self.reason)
-
 
 class BadSnapshotError(BadInputError):
-    """A persisted state, or a part of one, is not what the fold writes. `field` is the offending part."""
+    """A persisted state, or a part of one, is not what the fold writes, or not what it claims to be.
+
+    `field` is the offending part; `execution_id` and `sequence` are those of the snapshot, None where a bare
+    state was read.
+    """
 
     code = "bad-snapshot"
     hint = "Drop the snapshot and fold the log from its start."
 
-    def __init__(self, field: str, reason: str) -> None:
-        super().__init__(f"{field}: {reason}")
+    def __init__(
+        self, field: str, reason: str, execution_id: str | None = None, sequence: int | None = None
+    ) -> None:
+        of = "" if execution_id is None else f"snapshot of execution {execution_id!r} at {sequence}: "
+        super().__init__(f"{of}{field}: {reason}")
         self.field = field
         self.reason = reason
+        self.execution_id = execution_id
+        self.sequence = sequence
 
-    def __reduce__(self) -> tuple[type[BadSnapshotError], tuple[str, str]]:
-        return type(self), (self.field, self.reason)
+
+class PrefixTruncatedError(BadInputError):
+    """What was asked for lies below the cut of a compacted log.
+
+    `sequence` is the first one asked for that is gone, `first_available` the first that is there; sequence 0
+    always is.
+    """
+
+    code = "prefix-truncated"
+    hint = "Load the newest snapshot and read what follows it."
+
+    def __init__(self, execution_id: str, sequence: int, first_available: int) -> None:
+        super().__init__(
+            f"execution {execution_id!r}: sequence {sequence} was truncated,"
+            f" the first available is {first_available}"
+        )
+        self.execution_id = execution_id
+        self.sequence = sequence
+        self.first_available = first_available
+
+
+class SnapshotNeededError(BadInputError):
+    """The call would leave a log that no snapshot completes: nothing was removed.
+
+    `sequence` is the lowest one that a snapshot must cover.
+    """
+
+    code = "snapshot-needed"
+    hint = "Save a snapshot at that sequence or beyond it first."
+
+    def __init__(self, execution_id: str, sequence: int) -> None:
+        super().__init__(f"execution {execution_id!r}: no sound snapshot covers sequence {sequence}")
+        self.execution_id = execution_id
+        self.sequence = sequence
+
+
+class BeyondLogError(BadInputError):
+    """A sequence was named that the log does not hold yet. `last_sequence` is where it ends."""
+
+    code = "beyond-log"
+    hint = "Name a sequence up to the log's last; what is not durable yet does not count."
+
+    def __init__(self, execution_id: str, sequence: int, last_sequence: int) -> None:
+        super().__init__(
+            f"execution {execution_id!r}: sequence {sequence} is beyond its last, {last_sequence}"
+        )
+        self.execution_id = execution_id
+        self.sequence = sequence
+        self.last_sequence = last_sequence
+
+
+class UnknownBranchError(BadInputError):
+    """The lineage of this execution has no branch of this name."""
+
+    code = "unknown-branch"
+    hint = "List the branches with store.branches.refs(origin_id)."
+
+    def __init__(self, origin_id: str, name: str) -> None:
+        super().__init__(f"execution {origin_id!r} has no branch {name!r}")
+        self.origin_id = origin_id
+        self.name = name
 
 
 # --- somebody else was first ---------------------------------------------------------------------
@@ -132,6 +211,7 @@ class ConflictError(LoomError):
     """Somebody else was first. Nothing of the refused call was written."""
 
     code = "conflict"
+    hint = "Load the state again before deciding anything."
 
     def __init__(self, execution_id: str, message: str) -> None:
         super().__init__(message)
@@ -148,9 +228,6 @@ class DuplicateSequenceError(ConflictError):
         super().__init__(execution_id, f"execution {execution_id!r} already has sequence {sequence}")
         self.sequence = sequence
 
-    def __reduce__(self) -> tuple[type[DuplicateSequenceError], tuple[str, int]]:
-        return type(self), (self.execution_id, self.sequence)
-
 
 class DuplicateEnvelopeIdError(ConflictError):
     """A store whose envelope ids are unique over all executions already holds this id."""
@@ -161,9 +238,6 @@ class DuplicateEnvelopeIdError(ConflictError):
     def __init__(self, execution_id: str, envelope_id: str) -> None:
         super().__init__(execution_id, f"envelope id {envelope_id!r} is taken (execution {execution_id!r})")
         self.envelope_id = envelope_id
-
-    def __reduce__(self) -> tuple[type[DuplicateEnvelopeIdError], tuple[str, str]]:
-        return type(self), (self.execution_id, self.envelope_id)
 
 
 class StaleFenceError(ConflictError):
@@ -181,9 +255,6 @@ class StaleFenceError(ConflictError):
         self.fence = fence
         self.current = current
 
-    def __reduce__(self) -> tuple[type[StaleFenceError], tuple[str, int | None, int]]:
-        return type(self), (self.execution_id, self.fence, self.current)
-
 
 class ExecutionAlreadyExistsError(ConflictError):
     """`start` with a chosen id found that execution already started. Nothing ran (ADR 0103, D2)."""
@@ -194,8 +265,19 @@ class ExecutionAlreadyExistsError(ConflictError):
     def __init__(self, execution_id: str) -> None:
         super().__init__(execution_id, f"execution {execution_id!r} already exists")
 
-    def __reduce__(self) -> tuple[type[ExecutionAlreadyExistsError], tuple[str]]:
-        return type(self), (self.execution_id,)
+
+class BranchExistsError(ConflictError):
+    """The name is taken in this lineage, or the execution is part of a lineage already.
+
+    `name` is the branch that is there, `execution_id` the execution it stands for.
+    """
+
+    code = "branch-exists"
+    hint = "Choose another name, or use the branch that is there."
+
+    def __init__(self, execution_id: str, name: str) -> None:
+        super().__init__(execution_id, f"branch {name!r} stands for execution {execution_id!r} already")
+        self.name = name
 
 
 # --- the operator of the store must act ----------------------------------------------------------
@@ -205,6 +287,7 @@ class StorageError(LoomError):
     """The store could not do what was asked, for a reason of its own."""
 
     code = "storage"
+    hint = "Look at the cause, which is the store's own error; other executions are not affected."
 
     def __init__(self, execution_id: str | None, message: str) -> None:
         super().__init__(message)
@@ -224,9 +307,6 @@ class StorageWriteError(StorageError):
         super().__init__(execution_id, f"execution {execution_id!r}, sequence {sequence}: {reason}")
         self.sequence = sequence
         self.reason = reason
-
-    def __reduce__(self) -> tuple[type[StorageWriteError], tuple[str | None, int | None, str]]:
-        return type(self), (self.execution_id, self.sequence, self.reason)
 
 
 class StartFencedOutError(StorageWriteError):
@@ -256,6 +336,29 @@ class StoreClosedError(StorageError):
     hint = "Open a new store; this one's owner has closed it."
 
 
+class StoreMissingError(StorageError):
+    """There is no store at the path, and none was to be made."""
+
+    code = "store-missing"
+    hint = "Check the path; nothing was created."
+
+    def __init__(self, path: str) -> None:
+        super().__init__(None, f"{path}: no such database")
+        self.path = path
+
+
+class NotAStoreError(StorageError):
+    """What is at the path belongs to somebody else. It was not changed."""
+
+    code = "not-a-store"
+    hint = "Give the path of a loomfast database, or one where nothing is yet."
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(None, f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
 class StoreReadError(StorageError):
     """Something stored could not be read back. `execution_id` names the execution that it concerns."""
 
@@ -280,9 +383,6 @@ class InputValidationError(BadInputError):
         super().__init__(f"{where}: " + "; ".join(f"{path}: {reason}" for path, reason in problems))
         self.where = where
         self.problems = problems
-
-    def __reduce__(self) -> tuple[type[InputValidationError], tuple[str, list[tuple[str, str]]]]:
-        return type(self), (self.where, self.problems)
 
 
 class UnknownExecutionError(BadInputError):
@@ -348,6 +448,7 @@ class FlowError(LoomError):
     """Something a flow did, or met."""
 
     code = "flow"
+    hint = "Look at the log: loomfast export DB EXECUTION_ID."
 
 
 class DeterminismError(FlowError):
@@ -378,6 +479,7 @@ class StepFailedError(FlowError):
     """
 
     code = "step-failed"
+    hint = "Declare the recorded class in the step's failures, so that the flow can catch it."
 
     def __init__(self, key: str, error: dict[str, object]) -> None:
         super().__init__(f"step {key!r} failed: {error['type']}: {error['message']}")
@@ -389,6 +491,7 @@ class StepTimeoutError(FlowError, TimeoutError):
     """An attempt of a step took longer than the step's `timeout_s`. Its effect may still be running."""
 
     code = "step-timeout"
+    hint = "Raise timeout_s, give the step a RetryPolicy, or declare StepTimeoutError among its failures."
 
     def __init__(self, key: str, timeout_s: float) -> None:
         super().__init__(f"step {key!r} took longer than {timeout_s} s")
@@ -400,6 +503,7 @@ class ExecutionFailedError(FlowError):
     """The execution ended `failed`. `error` is its `{type, message, data?}`."""
 
     code = "execution-failed"
+    hint = "The traceback went to the loomfast logger where the flow ran; the log holds the rest."
 
     def __init__(self, execution_id: str, error: dict[str, object]) -> None:
         super().__init__(f"execution {execution_id!r} failed: {error['type']}: {error['message']}")
@@ -411,6 +515,7 @@ class ExecutionCancelledError(FlowError):
     """The execution ended `cancelled`."""
 
     code = "execution-cancelled"
+    hint = "A cancelled execution keeps its log; start or fork another one."
 
     def __init__(self, execution_id: str, reason: object) -> None:
         super().__init__(f"execution {execution_id!r} was cancelled: {reason}")
@@ -419,13 +524,14 @@ class ExecutionCancelledError(FlowError):
 
 
 class RuntimeClosedError(LoomError):
-    """The runtime that drove this execution was closed. The execution is unharmed and can be recovered."""
+    """The runtime was closed; an execution it drove is unharmed and can be recovered."""
 
     code = "runtime-closed"
-    hint = "Recover the execution on another runtime."
+    hint = "Use another runtime; what this one drove can be recovered there."
 
-    def __init__(self, execution_id: str) -> None:
-        super().__init__(f"execution {execution_id!r}: the runtime that drove it was closed")
+    def __init__(self, execution_id: str | None = None) -> None:
+        where = "" if execution_id is None else f"execution {execution_id!r}: "
+        super().__init__(f"{where}the runtime is closed")
         self.execution_id = execution_id
 
 
@@ -443,6 +549,7 @@ class InstallError(LoomError, ImportError):
     """The installed kernels cannot be used as asked."""
 
     code = "install"
+    hint = "Reinstall loomfast."
 
 
 class StaleKernelError(InstallError):

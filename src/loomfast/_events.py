@@ -64,6 +64,9 @@ SUBJECT_FIELD: Final[Mapping[int, str]] = {
     DECISION_RECORDED: "id",
 }
 
+# The surface that `ctx.ui` patches when the flow names none.
+DEFAULT_SURFACE: Final = "main"
+
 # Statuses of an execution, and phases of a step.
 RUNNING: Final = "running"
 SUSPENDED: Final = "suspended"
@@ -87,6 +90,10 @@ STEP_PHASE: Final[Mapping[int, str]] = {
     STEP_CANCELLED: CANCELLED,
     EFFECT_INDOUBT: IN_DOUBT,
 }
+# What later calls of a run are served from.
+OUTCOMES: Final[frozenset[int]] = frozenset(
+    (STEP_COMPLETED, STEP_FAILED, STEP_CANCELLED, DECISION_RECORDED, EXECUTION_RESUMED)
+)
 PHASE_KIND: Final[Mapping[str, int]] = {phase: kind for kind, phase in STEP_PHASE.items()}
 
 

@@ -52,7 +52,7 @@ def test_an_unknown_execution_is_a_one_line_error_with_a_hint(tmp_path, spawn):
 def test_reading_a_database_that_is_not_there_makes_none(tmp_path, spawn):
     ended = spawn("export", tmp_path / "none.db", "e")
     assert (ended.code, ended.out) == (2, b"")
-    assert ended.err == f"loomfast: {tmp_path / 'none.db'}: no such database\n"
+    assert ended.err == f"loomfast: {tmp_path / 'none.db'}: no such database ({lf.StoreMissingError.hint})\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -163,6 +163,20 @@ def test_several_logs_in_one_file_are_told_apart_even_interleaved(tmp_path, invo
         "imported 3 events of execution 'two'",
     ]
     assert read_log(tmp_path / "a.db", "two") == two
+
+
+def test_an_import_that_is_killed_has_written_its_log_whole_or_not_at_all(tmp_path):
+    events = log_of("e", notes=8_000)
+    (tmp_path / "log.jsonl").write_bytes(lines_of(events))
+    path = tmp_path / "a.db"
+    command = [sys.executable, "-m", "loomfast.cli", "import", str(path), str(tmp_path / "log.jsonl")]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        while not path.exists() and process.poll() is None:
+            pass
+        process.kill()
+    assert read_log(path, "e") in ([], events)
+    assert subprocess.run(command, capture_output=True, timeout=60).returncode in (0, 2)
+    assert read_log(path, "e") == events
 
 
 @pytest.mark.parametrize("text", [b"", b"\n \r\n"])

@@ -52,6 +52,10 @@ def test_an_emit_beyond_the_logged_count_is_stamped_even_in_a_live_segment() -> 
     assert [log.emit(rule), log.emit(rule)] == [Verdict.UNSTAMPED, Verdict.STAMPED]
 
 
+def test_an_emit_from_inside_an_effect_is_never_stamped() -> None:
+    assert EmitRule().judge(NOTE, 0, inside=True) is Verdict.UNSTAMPED
+
+
 def test_a_passed_gate_begins_a_segment_in_which_nothing_is_live() -> None:
     log, rule = Log(note=1), EmitRule()
     rule.syscall_live()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import loomfast as lf
@@ -40,6 +40,47 @@ def runtime(store: lf.EventStore, *flows: Any, **deps: Any) -> lf.WorkflowRuntim
 def kinds(events: Iterable[lf.Envelope]) -> list[str]:
     """The event types of a log, stamped ones with a trailing `*`."""
     return [event.event_type + ("*" if event.stamp is not None else "") for event in events]
+
+
+def deployed(*versions: Any) -> lf.FlowDefinition:
+    """A flow whose n-th run is the n-th of these functions: what a deploy does to an execution in flight."""
+    code: Iterator[Any] = iter(versions)
+
+    async def flow(ctx: lf.WorkflowContext, input: Any) -> Any:
+        return await next(code)(ctx)
+
+    return lf.flow(flow)
+
+
+def parking(version: Any) -> Any:
+    """`version`, and then one gate after the other without end."""
+
+    async def function(ctx: lf.WorkflowContext) -> Any:
+        await version(ctx)
+        while True:
+            await ctx.suspend("go")
+
+    return function
+
+
+async def run_through(store: lf.EventStore, *versions: Any, **deps: Any) -> list[list[lf.Envelope]]:
+    """Run these functions one after the other as the runs of execution `x`, each time answering its gate with
+    null, and return the log after each run.
+    """
+    logs = []
+    async with runtime(store, **deps) as rt:
+        handle = await rt.start(deployed(*map(parking, versions)), execution_id="x")
+        for run in range(len(versions)):
+            if run > 0:
+                handle = await rt.resume("x", "go")
+            assert (await handle.rest()).status == "suspended"
+            logs.append(await store.read("x"))
+    return logs
+
+
+def of(events: Iterable[lf.Envelope], *event_types: str) -> list[str]:
+    """`kinds`, of these event types only."""
+    return [kind for kind in kinds(events) if kind.rstrip("*") in event_types]
 
 
 class ScriptedStore(lf.MemoryEventStore):

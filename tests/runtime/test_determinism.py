@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import loomfast as lf
 from tests.conftest import OpenStore
-from tests.runtime.harness import kinds, runtime
+from tests.runtime.harness import deployed, kinds, runtime
 
 
 @lf.step
 async def echo(value: Any) -> Any:
     return value
-
-
-def deployed(*versions: Any) -> lf.FlowDefinition:
-    """A flow whose n-th run is the n-th of these functions: what a deploy does to an execution in flight."""
-    code: Iterator[Any] = iter(versions)
-
-    async def flow(ctx: lf.WorkflowContext, input: Any) -> Any:
-        return await next(code)(ctx)
-
-    return lf.flow(flow)
 
 
 async def parks(ctx: lf.WorkflowContext) -> Any:
@@ -159,3 +148,31 @@ async def test_a_recorded_decision_keeps_an_execution_on_its_branch(open_store: 
         default = False
         await rt.resume(handle.execution_id, "go")
         assert await handle.result() is True
+
+
+async def test_shifted_calls_of_one_step_are_noticed_by_their_input(open_store: OpenStore) -> None:
+    async def before(ctx: lf.WorkflowContext) -> None:
+        await ctx.run(echo, "first")
+        await ctx.run(echo, "second")
+        await ctx.suspend("go")
+
+    async def after(ctx: lf.WorkflowContext) -> None:
+        await ctx.run(echo, "second")
+
+    async with open_store() as store, runtime(store) as rt:
+        handle = await rt.start(deployed(before, after))
+        await handle.rest()
+        with pytest.raises(lf.DeterminismError) as caught:
+            await (await rt.resume(handle.execution_id, "go")).rest()
+        digests = [lf.format_digest(lf.fnv1a64(f'"{text}"'.encode())) for text in ("first", "second")]
+        assert (caught.value.recorded, caught.value.requested) == tuple(f"input {one}" for one in digests)
+        assert (caught.value.key, caught.value.sequence) == ("echo", 2)
+
+
+async def test_a_diverged_execution_goes_on_once_the_code_fits_again(open_store: OpenStore) -> None:
+    async with open_store() as store, runtime(store) as rt:
+        handle = await rt.start(deployed(parks, other_input, parks), execution_id="x")
+        await handle.rest()
+        with pytest.raises(lf.DeterminismError):
+            await (await rt.resume("x", "go", "answer")).rest()
+        assert await (await rt.recover("x")).result() == "answer"

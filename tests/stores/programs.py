@@ -1,4 +1,4 @@
-"""Programs that tests run in processes of their own."""
+"""Who else may be at the database: another connection, and programs in processes of their own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
+
+import apsw
 
 
 def start_program(source: str, *arguments: Path | str) -> subprocess.Popen[str]:
@@ -24,3 +27,22 @@ def run_program(source: str, *arguments: Path | str, timeout_s: float) -> str:
         raise
     assert (process.returncode, complaints) == (0, ""), complaints
     return printed
+
+
+def foreign(path: Path) -> apsw.Connection:
+    """Open a connection that is not the store's, of the same SQLite."""
+    connection = apsw.Connection(str(path))
+    connection.set_busy_timeout(5000)
+    return connection
+
+
+def damage_kept(store: Any, snapshot: Any) -> None:
+    """Put a bad snapshot where a good one is, behind the store's back."""
+    if hasattr(store, "_path"):
+        connection = foreign(store._path)
+        connection.execute(
+            "UPDATE snapshots SET body = ? WHERE id & 4294967295 = ?", (snapshot.body, snapshot.sequence)
+        )
+        connection.close()
+    else:
+        store._snapshots._kept[snapshot.execution_id][snapshot.sequence] = snapshot

@@ -1,4 +1,8 @@
-"""The eight guarantees of the store contract, on every store. A comment names the guarantee."""
+"""The guarantees 1 to 8 of the store contract, on every store. A comment names the guarantee.
+
+9 and 10 are in `test_compaction.py`, 11 in `test_copying.py`, 12 to 15 in `test_snapshots.py`, 16 to 18 in
+`test_branches.py`.
+"""
 
 from __future__ import annotations
 

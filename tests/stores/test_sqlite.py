@@ -16,10 +16,8 @@ import apsw
 import pytest
 
 from loomfast._errors import (
-    BadInputError,
     DuplicateSequenceError,
     StaleFenceError,
-    StorageError,
     StorageWriteError,
     StoreBusyError,
     StoreClosedError,
@@ -27,107 +25,9 @@ from loomfast._errors import (
 )
 from loomfast._kernels import Envelope
 from loomfast.stores import SqliteEventStore
-from loomfast.stores import _sqlite_schema as schema
 
 from .logs import event, log
-
-
-def foreign(path: Path) -> apsw.Connection:
-    connection = apsw.Connection(str(path))
-    connection.set_busy_timeout(5000)
-    return connection
-
-
-# --- opening -------------------------------------------------------------------------------------
-
-
-async def test_logs_fences_and_positions_survive_a_restart(path: Path) -> None:
-    async with await SqliteEventStore.open(path) as store:
-        await store.append_batch(log("x", 3))
-        token = await store.acquire_fence("x")
-        await store.acquire_fence("unborn")
-    async with await SqliteEventStore.open(str(path), synchronous="NORMAL") as store:
-        assert await store.read("x") == log("x", 3)
-        with pytest.raises(StaleFenceError):
-            await store.append(event("x", 3))
-        assert await store.acquire_fence("x") == token + 1
-        assert await store.acquire_fence("unborn") == 2
-        await store.append(event("y", 0))
-        assert (await store.read_all(3))[0].position == 4
-
-
-@pytest.mark.parametrize("synchronous", ["FULL", "NORMAL"])
-async def test_the_writer_flushes_as_asked_and_logs_ahead(path: Path, synchronous: Any) -> None:
-    connection = schema.open_writer(str(path), synchronous, 1000)
-    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    assert connection.execute("PRAGMA synchronous").fetchone() == ({"FULL": 2, "NORMAL": 1}[synchronous],)
-    connection.close()
-
-
-async def test_many_stores_may_be_opened_at_once_on_a_file_that_is_not_there_yet(path: Path) -> None:
-    stores = await asyncio.gather(*(SqliteEventStore.open(path) for _ in range(12)))
-    for n, store in enumerate(stores):
-        await store.append(event(f"x{n}", 0))
-    assert len(await stores[0].read_all()) == 12
-    for store in stores:
-        await store.close()
-
-
-@pytest.mark.parametrize("bad", ["", ":memory:", "a\x00b"])
-async def test_a_path_that_names_no_file_is_refused(bad: str) -> None:
-    with pytest.raises(BadInputError):
-        await SqliteEventStore.open(bad)
-
-
-async def test_options_are_checked(path: Path) -> None:
-    with pytest.raises(BadInputError):
-        await SqliteEventStore.open(path, synchronous="OFF")  # type: ignore[arg-type]  # on purpose
-    with pytest.raises(BadInputError):
-        await SqliteEventStore.open(path, busy_timeout_ms=-1)
-    assert not path.exists()
-
-
-async def test_what_is_no_database_of_ours_is_refused_and_left_alone(path: Path, tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="cannot be opened"):
-        await SqliteEventStore.open(tmp_path / "missing" / "events.db")
-    path.write_bytes(b"no database at all, but long enough to be taken for one" * 50)
-    with pytest.raises(StorageError, match="not a database") as caught:
-        await SqliteEventStore.open(path)
-    assert isinstance(caught.value.__cause__, apsw.NotADBError)
-    path.unlink()
-    with foreign(path) as other:
-        other.execute("PRAGMA user_version=7")
-    other.close()
-    with pytest.raises(StorageError, match="another application"):
-        await SqliteEventStore.open(path)
-
-
-async def test_a_newer_schema_is_refused_by_its_number(path: Path) -> None:
-    async with await SqliteEventStore.open(path) as store:
-        await store.append(event("x", 0))
-    connection = foreign(path)
-    connection.execute(f"PRAGMA user_version={len(schema.MIGRATIONS) + 1}")
-    connection.close()
-    with pytest.raises(StorageError, match=f"schema version {len(schema.MIGRATIONS) + 1}"):
-        await SqliteEventStore.open(path)
-
-
-async def test_a_path_with_odd_characters_works(tmp_path: Path) -> None:
-    async with await SqliteEventStore.open(tmp_path / "a ?mode=ro#%41&é.db") as store:
-        await store.append(event("x", 0))
-        assert len(await store.read("x")) == 1
-    assert (tmp_path / "a ?mode=ro#%41&é.db").exists()
-
-
-async def test_a_relative_path_keeps_its_meaning_when_the_folder_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    async with await SqliteEventStore.open("events.db") as store:
-        monkeypatch.chdir("/")
-        await store.append(event("x", 0))
-        assert len(await store.read("x")) == 1
-
+from .programs import foreign, run_program
 
 # --- locks ---------------------------------------------------------------------------------------
 
@@ -282,19 +182,19 @@ async def _on_the_writer(store: SqliteEventStore, sql: str) -> None:
     class Judged(writer.AcquireFence):
         __slots__ = ()
 
-    original = writer._Ledger.commit
+    original = writer.Ledger.commit
 
     def commit(ledger: Any, calls: list[Any], deadline: float) -> list[tuple[Any, Any]]:
         if isinstance(calls[0], Judged):
-            ledger._connection.execute(sql)
+            ledger.connection.execute(sql)
             return [(calls[0], None)]
         return original(ledger, calls, deadline)
 
-    writer._Ledger.commit = commit  # type: ignore[method-assign]  # undone below
+    writer.Ledger.commit = commit  # type: ignore[method-assign]  # undone below
     try:
         await store._ask(store._writer, None, Judged(""))
     finally:
-        writer._Ledger.commit = original  # type: ignore[method-assign]  # as it was
+        writer.Ledger.commit = original  # type: ignore[method-assign]  # as it was
 
 
 @pytest.mark.parametrize(
@@ -415,8 +315,6 @@ def _in_the_child(store: SqliteEventStore) -> int:
 
 
 def test_a_program_that_never_closes_its_store_still_ends(path: Path) -> None:
-    from .programs import run_program
-
     program = """
         import asyncio, sys
         from loomfast.stores import SqliteEventStore
@@ -430,8 +328,6 @@ def test_a_program_that_never_closes_its_store_still_ends(path: Path) -> None:
 
 
 def test_importing_the_stores_does_not_import_sqlite() -> None:
-    from .programs import run_program
-
     program = "import sys, loomfast.stores; print('apsw' in sys.modules)"
     assert run_program(program, Path(sys.executable), timeout_s=20).strip() == "False"
 

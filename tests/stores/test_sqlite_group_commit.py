@@ -26,17 +26,17 @@ class Transactions:
     def commit(self, ledger: Any, calls: list[Any], deadline: float) -> list[tuple[Any, Any]]:
         self.sizes.append(len(calls))
         names = {one.execution_id for call in calls for one in getattr(call, "envelopes", ())}
-        connection = ledger._connection
+        connection = ledger.connection
         if self.fails_with in names:
-            ledger._connection = _FailingAtCommit(connection)
+            ledger.connection = _FailingAtCommit(connection)
         try:
             outcomes: list[tuple[Any, Any]] = _COMMIT(ledger, calls, deadline)
         finally:
-            ledger._connection = connection
+            ledger.connection = connection
         return outcomes
 
 
-_COMMIT = writer._Ledger.commit
+_COMMIT = writer.Ledger.commit
 
 
 class _FailingAtCommit:
@@ -58,7 +58,7 @@ class _FailingAtCommit:
 def transactions(monkeypatch: pytest.MonkeyPatch) -> Transactions:
     counted = Transactions()
     monkeypatch.setattr(
-        writer._Ledger, "commit", lambda ledger, calls, deadline: counted.commit(ledger, calls, deadline)
+        writer.Ledger, "commit", lambda ledger, calls, deadline: counted.commit(ledger, calls, deadline)
     )
     return counted
 

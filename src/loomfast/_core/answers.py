@@ -53,8 +53,11 @@ def answer(
         raise refuse(f"the open gate is {pending.ordinal}, not {gate}")
     if pending.correlation_key != correlation_key:
         raise refuse(f"gate {pending.ordinal} has correlation key {pending.correlation_key!r}")
-    schema.check(flow.gates.get(event_type), payload, f"answer to gate {pending.ordinal} ({event_type!r})")
-    return _pass(pending.ordinal, event_type, payload)
+    body = encode(payload)
+    # What is judged is what is stored, not the Python value it came as.
+    where = f"answer to gate {pending.ordinal} ({event_type!r})"
+    schema.check(flow.gates.get(event_type), decode(body), where)
+    return _pass(pending.ordinal, event_type, body)
 
 
 def fire(state: State, now_ms: int) -> tuple[Draft, ...]:
@@ -65,7 +68,7 @@ def fire(state: State, now_ms: int) -> tuple[Draft, ...]:
         raise GateRefusedError(state.execution_id, TIMER_FIRED, "no gate waits for a timer")
     if wake_at > now_ms:
         raise GateRefusedError(state.execution_id, TIMER_FIRED, f"gate {pending.ordinal} is not due")
-    return _pass(pending.ordinal, pending.on, None)
+    return _pass(pending.ordinal, pending.on, encode(None))
 
 
 def resolve(
@@ -90,9 +93,9 @@ def released(step: Any) -> bool:
     return bool(step.phase == CANCELLED and decode(step.outcome)["reason"] == RELEASED)
 
 
-def _pass(ordinal: int, event_type: str, payload: Any) -> tuple[Draft, ...]:
+def _pass(ordinal: int, event_type: str, body: bytes) -> tuple[Draft, ...]:
     resumed = encode({"gate": ordinal, "on": event_type})
-    return Draft(event_type, encode(payload)), Draft("EXECUTION_RESUMED", resumed)
+    return Draft(event_type, body), Draft("EXECUTION_RESUMED", resumed)
 
 
 def _ended(state: State) -> str:

@@ -2,7 +2,7 @@
 
 A flow is a plain async function `async def flow(ctx, input)`. A step is a plain function, async or not, whose
 body is an effect: `def step(input)`, or `def step(fx, input)` when it wants its `EffectContext`; a step
-that takes no input may leave it out. Nothing here runs anything.
+that takes no input leaves it out. Nothing here runs anything.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, overload
+from typing import Any, Never, TypeAlias, overload
 
+from loomfast._core.arguments import text_argument
 from loomfast._core.retry import RetryPolicy
+from loomfast._core.schema import check_schema
 from loomfast._errors import BadInputError
 
 FlowFunction: TypeAlias = Callable[[Any, Any], Coroutine[Any, Any, Any]]
@@ -53,12 +55,17 @@ class StepDefinition:
     at_most_once: bool
     wants_context: bool
     wants_input: bool
+    needs_input: bool
     is_async: bool
+
+    def __call__(self, *arguments: object, **keywords: object) -> Never:
+        """Refuse: an effect that is called directly is neither logged nor served."""
+        raise BadInputError(f"step {self.id!r} runs through the flow's context: await ctx.run(step, input)")
 
     def call(self, fx: object, input: object) -> Any:
         """Call the effect with what its signature asks for."""
         arguments: list[object] = [fx] if self.wants_context else []
-        if self.wants_input:
+        if self.needs_input or (self.wants_input and input is not None):
             arguments.append(input)
         return self.effect(*arguments)
 
@@ -90,7 +97,15 @@ def flow(
 
     def declare(function: FlowFunction) -> FlowDefinition:
         if not inspect.iscoroutinefunction(function):
-            raise BadInputError(f"flow {_name(function)!r} must be an async function")
+            raise BadInputError(f"a flow must be an async function (ctx, input), not {function!r}")
+        try:
+            inspect.signature(function).bind("ctx", "input")
+        except TypeError as error:
+            raise BadInputError(f"flow {_name(function)!r} must take (ctx, input): {error}") from error
+        text_argument("id", id or _name(function))
+        text_argument("version", version)
+        for schema in (input, *(gates or {}).values()):
+            check_schema(schema)
         return FlowDefinition(id or _name(function), version, function, input, dict(gates or {}))
 
     return declare if function is None else declare(function)
@@ -148,15 +163,10 @@ def define_step(
         raise BadInputError(f"step {name!r}: timeout_s={timeout_s} must be a positive number of seconds")
     if at_most_once and retry is not None:
         raise BadInputError(f"step {name!r}: a step that runs at most once cannot be retried")
-    positional = [
-        parameter
-        for parameter in inspect.signature(effect).parameters.values()
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        and parameter.default is parameter.empty
-    ]
-    wants_context = bool(positional) and (len(positional) == 2 or positional[0].name == "fx")
-    if len(positional) - wants_context > 1:
-        raise BadInputError(f"step {name!r} must take (), (input) or (fx, input)")
+    wants_context, wants_input, needs_input = _reads(name, effect)
+    for failure in failures:
+        if not (isinstance(failure, type) and issubclass(failure, Exception)):
+            raise BadInputError(f"step {name!r}: failures must be exception classes, not {failure!r}")
     return StepDefinition(
         name,
         effect,
@@ -165,9 +175,34 @@ def define_step(
         retry,
         at_most_once,
         wants_context,
-        wants_input=len(positional) > wants_context,
-        is_async=inspect.iscoroutinefunction(effect),
+        wants_input,
+        needs_input,
+        is_async=inspect.iscoroutinefunction(effect) or inspect.iscoroutinefunction(type(effect).__call__),
     )
+
+
+def _reads(name: str, effect: Effect) -> tuple[bool, bool, bool]:
+    """Return whether an effect takes its context, whether it takes an input, and whether it must have one."""
+    if not callable(effect):
+        raise BadInputError(f"step {name!r} must be a function, not {type(effect).__name__}")
+    parameters = list(inspect.signature(effect).parameters.values())
+    needed = [p for p in parameters if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    wants_context = bool(positional) and (
+        positional[0].name == "fx" or _names_effect_context(positional[0].annotation)
+    )
+    inputs = positional[wants_context:]
+    if any(p not in positional for p in needed) or len(inputs) > 1 or len(parameters) > len(positional):
+        raise BadInputError(
+            f"step {name!r} must take (), (input), (fx) or (fx, input), where the parameter for its "
+            f"EffectContext is called fx or annotated so; it takes {inspect.signature(effect)}"
+        )
+    return wants_context, bool(inputs), any(p.default is p.empty for p in inputs)
+
+
+def _names_effect_context(annotation: object) -> bool:
+    written = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    return written.rpartition(".")[2] == "EffectContext"
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -24,7 +24,7 @@ Why three guards, each with a test that fails without it:
 - unsettled flag: after an outcome that a re-run does not serve (an untyped failure, a timeout, ...) the next
   run may take another path; a stamp made now could absorb an emit of that other path.
 - in-flight window: an emit made while an effect or decider executes may come from inside it, and does not
-  recur when the step is served.
+  recur when the step is served. Nor does one from a task that an effect left running behind it (`inside`).
 
 Timing decides only between stamped and unstamped, and an unstamped emit can only cause a later duplicate.
 """
@@ -59,13 +59,16 @@ class EmitRule:
         self.in_flight = 0
         self._made: dict[int, int] = {}
 
-    def judge(self, digest: int, logged: int) -> Verdict:
-        """Judge the next emit of this identity; `logged` is the number of stamped ones in the log."""
+    def judge(self, digest: int, logged: int, *, inside: bool = False) -> Verdict:
+        """Judge the next emit of this identity; `logged` is the number of stamped ones in the log.
+
+        `inside`: it is known to come from an effect or decider, or from what one left running behind it.
+        """
         n = self._made.get(digest, 0)
         self._made[digest] = n + 1
         if logged > n and not self.segment_live:
             return Verdict.SERVED
-        if n >= logged and self.in_flight == 0 and not self.unsettled:
+        if n >= logged and self.in_flight == 0 and not inside and not self.unsettled:
             return Verdict.STAMPED
         return Verdict.UNSTAMPED
 
@@ -79,7 +82,7 @@ class EmitRule:
         self.segment_live = False
 
     def ended_unsettled(self) -> None:
-        """A step or decider of this run ended in an outcome that a re-run does not serve."""
+        """A step or decider of this run ended, for the flow, in an outcome that a re-run does not serve."""
         self.unsettled = True
 
     def began(self) -> None:

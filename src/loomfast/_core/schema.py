@@ -1,8 +1,8 @@
 """Checking a value against the schema a flow declares for its input or for a gate's answer.
 
-A schema is whatever the author has at hand: a pydantic model, a msgspec struct, a dataclass-like type of
-either library, or a function that takes the plain value and raises `ValueError` or `TypeError`. The value is
-only checked, never converted: the flow receives the JSON form, on the first run as on every re-run.
+A schema is whatever the author has at hand: a pydantic model, a msgspec struct, or a function that takes the
+plain value and raises when it does not fit. The value is only checked, never converted: the flow receives the
+JSON form, on the first run as on every re-run.
 """
 
 from __future__ import annotations
@@ -10,7 +10,17 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from loomfast._errors import InputValidationError
+from loomfast._errors import BadInputError, InputValidationError
+
+
+def check_schema(schema: Any) -> None:
+    """Raise `BadInputError` unless `schema` is one of the things above, or None, which fits every value."""
+    if schema is None or hasattr(schema, "model_validate") or hasattr(schema, "__struct_fields__"):
+        return
+    if isinstance(schema, type) or not callable(schema):
+        raise BadInputError(
+            f"{schema!r} is no schema: use a pydantic model, a msgspec struct, or a function that raises"
+        )
 
 
 def check(schema: Any, value: object, where: str) -> None:
@@ -21,7 +31,7 @@ def check(schema: Any, value: object, where: str) -> None:
         _apply(schema, value)
     except InputValidationError:
         raise
-    except (ValueError, TypeError) as error:
+    except Exception as error:
         raise InputValidationError(where, _problems(error)) from error
 
 
@@ -34,9 +44,11 @@ def _apply(schema: Any, value: object) -> None:
         schema(value)
 
 
-def _problems(error: ValueError | TypeError) -> list[tuple[str, str]]:
+def _problems(error: Exception) -> list[tuple[str, str]]:
     listed = getattr(error, "errors", None)
     if callable(listed):
         return [("$" + "".join(f".{part}" for part in one["loc"]), one["msg"]) for one in listed()]
     reason, _, path = str(error).partition(" - at `")
+    if not isinstance(error, ValueError | TypeError):
+        reason = f"{type(error).__name__}: {reason}"
     return [(path.rstrip("`") or "$", reason)]

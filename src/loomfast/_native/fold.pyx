@@ -3,8 +3,9 @@
 How it differs from its twin: a pass is no object. The new state is made at once as a copy of the old one, and
 each event changes that copy; nobody else sees it before it is returned. The first change to a map asks the old
 map for a successor, which the copy then owns (`owned`, one bit per map), and later changes are made in place.
-Numbers and stamps are C values, so that an event with a stamp costs no more than its bump. Bumps are deferred
-by the trie itself (see `lineage.pxd`), so a long pass finds each leaf already in the cache.
+Numbers and stamps are C values. Stamps are collected and bumped when the pass is over, since nothing in it
+reads them: sorted, many of them cost a fraction of what each would alone. Of an event that counts for nothing
+but its stamp, neither subject nor body is touched.
 
 Envelopes, states and records are not known to the garbage collector. None of them can be part of a cycle, save
 an envelope whose payload has no JSON form and itself leads back to that envelope.
@@ -12,9 +13,16 @@ an envelope whose payload has no JSON form and itself leads back to that envelop
 
 cimport cython
 from cpython.bytes cimport PyBytes_CheckExact
+from cpython.list cimport PyList_CheckExact, PyList_GET_SIZE
 from cpython.long cimport PyLong_CheckExact
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from cpython.object cimport PyObject, PyObject_Hash, PyTypeObject
+from cpython.tuple cimport PyTuple_CheckExact, PyTuple_GET_SIZE
+from cpython.unicode cimport PyUnicode_CheckExact
+from libc.string cimport memcpy
 
-from loomfast._native.nodes cimport loom_as_u64, u64
+from loomfast._native.lineage cimport prefetch_leaf
+from loomfast._native.nodes cimport loom_as_u64, mix, u64
 from loomfast._native.trie cimport Table as _Table
 from loomfast._native.trie cimport Trie as _Trie
 
@@ -48,7 +56,12 @@ REVISION = 1
 
 cdef extern from "Python.h":
     u64 PyLong_AsUnsignedLongLongMask(object value) except? 0xFFFFFFFFFFFFFFFFULL
-    long long PyLong_AsLongLongAndOverflow(object value, int* overflow) except? -1
+    PyObject* PyList_GET_ITEM(object value, Py_ssize_t index) noexcept  # the caller checked the index
+    PyObject* PyTuple_GET_ITEM(object value, Py_ssize_t index) noexcept  # the caller checked the index
+    PyTypeObject* Py_TYPE(PyObject* value) noexcept  # reads a field
+
+cdef enum:
+    LOOKAHEAD = 12  # how many events before it an event's step is looked for
 
 cdef enum:  # as in `_events`; a test compares them
     DOMAIN = 0
@@ -67,6 +80,21 @@ cdef enum:  # which maps of the new state the pass owns
     DECISIONS = 2
     GATES = 4
     EMITS = 8
+
+cdef enum:
+    FEW = 32  # stamps that a pass keeps without asking for memory
+    WORTH_SORTING = 2048  # stamps, more than FEW
+    MANY = 1048576  # stamps at which it bumps them before it goes on: FEW times a power of 8
+
+
+cdef struct Pass:  # what one call of a fold keeps beside the new state
+    int owned  # maps that nobody else sees
+    bint touched  # whether there was an event
+    u64* stamps  # of events folded so far, not yet bumped
+    size_t size
+    size_t room
+    u64[32] few
+
 
 cdef dict _KIND_OF = dict(ev.KIND_OF)
 cdef dict _STEP_PHASE = dict(ev.STEP_PHASE)
@@ -104,17 +132,17 @@ cdef bint _same(object one, object other, tuple names) except -1:
 cdef class Envelope:
     """One event of a log; see the twin for its attributes. The constructor trusts its arguments."""
 
-    cdef readonly object execution_id
+    cdef readonly object execution_id  # first what every fold reads: one cache line
     cdef readonly long long sequence
     cdef readonly int kind
-    cdef readonly object event_type
-    cdef readonly object body
-    cdef readonly object timestamp
+    cdef bint stamped
+    cdef u64 digest
     cdef readonly object subject
+    cdef readonly object body
+    cdef readonly object event_type
+    cdef readonly object timestamp
     cdef readonly object fence
     cdef readonly object extra
-    cdef u64 digest
-    cdef bint stamped
 
     def __init__(
         self,
@@ -257,15 +285,6 @@ cdef class Step:
         return _same(self, other, ("outcome", "phase", "sequence", "started"))
 
 
-cdef Step _step(object phase, long long sequence, object started, object outcome):
-    cdef Step step = Step.__new__(Step)
-    step.phase = phase
-    step.sequence = sequence
-    step.started = started
-    step.outcome = outcome
-    return step
-
-
 @cython.final
 @cython.no_gc
 @cython.freelist(16)
@@ -289,6 +308,13 @@ cdef class Decision:
         if not isinstance(other, Decision):
             return NotImplemented
         return _same(self, other, ("sequence", "body"))
+
+
+cdef Decision _decision(long long sequence, object body):
+    cdef Decision decision = Decision.__new__(Decision)
+    decision.sequence = sequence
+    decision.body = body
+    return decision
 
 
 @cython.final
@@ -441,27 +467,46 @@ def fold_events(state, events):
     An event may also be given in its language-neutral form. Raises `MalformedEventError` naming the
     execution, the sequence and the field; the state given in is never changed. Contract, section 5.
     """
-    cdef State folded = _begun(state)
+    cdef Pass fold
+    cdef State folded
     cdef Envelope envelope
-    cdef int owned = 0
-    cdef bint touched = False
-    for event in events:
-        if type(event) is not Envelope:
-            event = Envelope.from_json(event)
-        envelope = <Envelope>event
-        _apply(
-            folded,
-            &owned,
-            envelope.execution_id,
-            envelope.sequence,
-            envelope.kind,
-            envelope.subject,
-            envelope.stamped,
-            envelope.digest,
-            envelope.body if PyBytes_CheckExact(envelope.body) else None,
-        )
-        touched = True
-    return _result(state, folded, touched)
+    cdef Py_ssize_t ahead = LOOKAHEAD
+    cdef bint listed = PyList_CheckExact(events)
+    if type(state) is State:
+        if PyTuple_CheckExact(events) and PyTuple_GET_SIZE(events):
+            _look_ahead(<State>state, PyTuple_GET_ITEM(events, 0))
+        elif listed and PyList_GET_SIZE(events):
+            _look_ahead(<State>state, PyList_GET_ITEM(events, 0))
+    folded = _begun(state)
+    _open_pass(&fold)
+    try:
+        for event in events:
+            if type(event) is not Envelope:
+                event = Envelope.from_json(event)
+            envelope = <Envelope>event
+            if listed:
+                if ahead < PyList_GET_SIZE(events):
+                    _look_ahead(folded, PyList_GET_ITEM(events, ahead))
+                ahead += 1
+            if not _is_inert(
+                folded, <PyObject*>envelope.execution_id, envelope.sequence, envelope.kind, envelope.stamped
+            ):
+                _apply(
+                    folded,
+                    &fold,
+                    envelope.execution_id,
+                    envelope.sequence,
+                    envelope.kind,
+                    envelope.subject,
+                    envelope.stamped,
+                    envelope.body if PyBytes_CheckExact(envelope.body) else None,
+                )
+            if envelope.stamped:
+                _keep_stamp(folded, &fold, envelope.digest)
+            fold.touched = True
+        return _result(state, folded, &fold)
+    finally:
+        _close_pass(&fold)
 
 
 def fold_rows(state, execution_id, rows):
@@ -470,25 +515,78 @@ def fold_rows(state, execution_id, rows):
     A row of an inert kind (see `loomfast._events`) or with a stamp needs neither subject nor body. A stamp may
     be given as the signed 64-bit integer that databases keep. Otherwise as `fold_events`.
     """
+    cdef Pass fold
     cdef State folded = _begun(state)
-    cdef int owned = 0
-    cdef bint touched = False
     cdef bint stamped
-    for sequence, kind, subject, stamp, body in rows:
-        stamped = stamp is not None
-        _apply(
-            folded,
-            &owned,
-            execution_id,
-            _whole(sequence, "sequence"),
-            _whole(kind, "kind"),
-            subject,
-            stamped,
-            PyLong_AsUnsignedLongLongMask(stamp) if stamped else 0,
-            body,
-        )
-        touched = True
-    return _result(state, folded, touched)
+    cdef long long number
+    cdef long long code
+    _open_pass(&fold)
+    try:
+        for sequence, kind, subject, stamp, body in rows:
+            number = _whole(sequence, "sequence")
+            code = _whole(kind, "kind")
+            stamped = stamp is not None
+            if not _is_inert(folded, <PyObject*>execution_id, number, code, stamped):
+                _apply(folded, &fold, execution_id, number, code, subject, stamped, body)
+            if stamped:
+                _keep_stamp(folded, &fold, PyLong_AsUnsignedLongLongMask(stamp))
+            fold.touched = True
+        return _result(state, folded, &fold)
+    finally:
+        _close_pass(&fold)
+
+
+cdef int _open_pass(Pass* fold) noexcept:  # stores: cannot raise
+    fold.owned = 0
+    fold.touched = False
+    fold.stamps = fold.few
+    fold.size = 0
+    fold.room = FEW
+    return 0
+
+
+cdef int _close_pass(Pass* fold) noexcept:  # frees: cannot raise
+    if fold.stamps != fold.few:
+        PyMem_Free(fold.stamps)
+    return 0
+
+
+cdef int _keep_stamp(State state, Pass* fold, u64 stamp) except -1:
+    """Note a stamp for `_bump_stamps`."""
+    cdef u64* more
+    if fold.size == fold.room:
+        if fold.room >= MANY:
+            _bump_stamps(state, fold)
+        else:
+            # Twice what is needed: the upper half is scratch space for sorting.
+            more = <u64*>PyMem_Malloc(8 * fold.room * 2 * sizeof(u64))
+            if more == NULL:
+                raise MemoryError()
+            memcpy(more, fold.stamps, fold.size * sizeof(u64))
+            _close_pass(fold)
+            fold.stamps = more
+            fold.room *= 8
+    fold.stamps[fold.size] = stamp
+    fold.size += 1
+    return 0
+
+
+cdef int _bump_stamps(State state, Pass* fold) except -1:
+    cdef size_t at
+    if fold.size == 1 and not fold.owned & EMITS:
+        state.emits = state.emits.bumped(fold.stamps[0])
+    elif fold.size:
+        if not fold.owned & EMITS:
+            state.emits = state.emits.drafted()
+        if fold.size >= WORTH_SORTING:
+            state.emits.bump_all(fold.stamps, fold.size, fold.stamps + fold.room)
+        else:
+            for at in range(fold.size):
+                state.emits.bump_drafted(fold.stamps[at])
+    if fold.size:
+        fold.owned |= EMITS
+        fold.size = 0
+    return 0
 
 
 cdef State _begun(object state):
@@ -514,25 +612,55 @@ cdef State _begun(object state):
     return folded
 
 
-cdef object _result(object state, State folded, bint touched):
-    if touched:
+cdef object _result(object state, State folded, Pass* fold):
+    if fold.touched:
+        _bump_stamps(folded, fold)
         return folded
     if state is None:
         raise MalformedEventError(None, None, "events", "an empty log has no state")
     return state
 
 
+cdef inline void _look_ahead(State state, PyObject* event) noexcept:  # follows pointers: cannot raise
+    """Have memory fetched that a later event of a step or a decision will need."""
+    cdef Envelope envelope
+    if Py_TYPE(event) != <PyTypeObject*>Envelope or state.execution_id is None:
+        return
+    envelope = <Envelope>event
+    if envelope.kind >= STEP_STARTED and PyUnicode_CheckExact(envelope.subject):
+        if envelope.kind == DECISION_RECORDED:
+            prefetch_leaf(&state.decisions.at, mix(<u64>PyObject_Hash(envelope.subject)))
+        else:
+            prefetch_leaf(&state.steps.at, mix(<u64>PyObject_Hash(envelope.subject)))
+
+
+cdef inline bint _is_inert(
+    State state, PyObject* execution_id, long long sequence, long long kind, bint stamped
+) noexcept:  # compares and stores: cannot raise
+    """Whether an event is in order and nothing but its stamp can count; if so, it is folded save that stamp."""
+    if (
+        execution_id != <PyObject*>state.execution_id
+        or sequence != state.sequence + 1
+        or kind < DOMAIN
+        or kind > LAST_INERT
+        or (kind == DOMAIN and not stamped and state.pending is not None)
+    ):
+        return False
+    state.sequence = sequence
+    return True
+
+
 cdef int _apply(
     State state,
-    int* owned,
+    Pass* fold,
     object execution_id,
     long long sequence,
     long long kind,
     object subject,
     bint stamped,
-    u64 stamp,
     object body,
 ) except -1:
+    """Fold one event, save its stamp."""
     cdef Gate gate
     if state.execution_id is None:
         _begin(state, execution_id, sequence, kind, body)
@@ -549,13 +677,7 @@ cdef int _apply(
             if gate is not None and not stamped and subject == gate.on:
                 state.pending = Gate(gate.ordinal, gate.on, sequence, gate.opened, _required(state, body))
         elif kind > LAST_INERT:
-            _fact(state, owned, kind, subject, _required(state, body))
-    if stamped:
-        if owned[0] & EMITS:
-            state.emits.bump_drafted(stamp)
-        else:
-            state.emits = state.emits.bumped(stamp)
-            owned[0] |= EMITS
+            _fact(state, fold, kind, subject, _required(state, body))
     return 0
 
 
@@ -576,25 +698,24 @@ cdef int _begin(State state, object execution_id, long long sequence, long long 
     return 0
 
 
-cdef int _fact(State state, int* owned, long long kind, object subject, object body) except -1:
+cdef int _fact(State state, Pass* fold, long long kind, object subject, object body) except -1:
     if state.ended is not None:
         _refuse(state, "eventType", f"the execution has {state.status}; no kernel fact may follow")
     if STEP_STARTED <= kind <= EFFECT_INDOUBT:
         if subject is None:
             _refuse(state, "payload.key", "is missing")
-        _step_event(state, owned, kind, subject, body)
+        _step_event(state, fold, kind, subject, body)
     elif kind == DECISION_RECORDED:
         if subject is None:
             _refuse(state, "payload.id", "is missing")
-        if owned[0] & DECISIONS:
-            state.decisions.change_drafted(subject, Decision(state.sequence, body))
-        else:
-            state.decisions = state.decisions.changed(subject, Decision(state.sequence, body))
-            owned[0] |= DECISIONS
+        if not fold.owned & DECISIONS:
+            state.decisions = state.decisions.drafted()
+            fold.owned |= DECISIONS
+        state.decisions.exchange(subject, _decision(state.sequence, body))
     elif kind == EXECUTION_SUSPENDED:
         _suspend(state, body)
     elif kind == EXECUTION_RESUMED:
-        _resume(state, owned, body)
+        _resume(state, fold, body)
     elif EXECUTION_COMPLETED <= kind <= EXECUTION_CANCELLED:
         state.status = _END_STATUS[kind]
         state.ended = body
@@ -606,22 +727,27 @@ cdef int _fact(State state, int* owned, long long kind, object subject, object b
     return 0
 
 
-cdef int _step_event(State state, int* owned, long long kind, object key, object body) except -1:
-    cdef Step known = state.steps.found(key)
-    cdef Step step
-    if known is not None and known.phase == _IN_DOUBT:
-        state.in_doubt -= 1
+cdef int _step_event(State state, Pass* fold, long long kind, object key, object body) except -1:
+    cdef Step known
+    cdef Step step = Step.__new__(Step)
+    step.sequence = state.sequence
     if kind == STEP_STARTED:
-        step = _step(_OPEN, state.sequence, body, None)
+        step.phase = _OPEN
+        step.started = body
     else:
-        step = _step(_STEP_PHASE[kind], state.sequence, None if known is None else known.started, body)
-        if kind == EFFECT_INDOUBT:
-            state.in_doubt += 1
-    if owned[0] & STEPS:
-        state.steps.change_drafted(key, step)
-    else:
-        state.steps = state.steps.changed(key, step)
-        owned[0] |= STEPS
+        step.phase = _STEP_PHASE[kind]
+        step.outcome = body
+    if not fold.owned & STEPS:
+        state.steps = state.steps.drafted()
+        fold.owned |= STEPS
+    known = state.steps.exchange(key, step)
+    if known is not None:
+        if known.phase == _IN_DOUBT:
+            state.in_doubt -= 1
+        if kind != STEP_STARTED:
+            step.started = known.started
+    if kind == EFFECT_INDOUBT:
+        state.in_doubt += 1
     state.status = _SUSPENDED if state.in_doubt or state.pending is not None else _RUNNING
     return 0
 
@@ -637,7 +763,7 @@ cdef int _suspend(State state, object body) except -1:
     return 0
 
 
-cdef int _resume(State state, int* owned, object body) except -1:
+cdef int _resume(State state, Pass* fold, object body) except -1:
     ordinal, on = _gate_fields(state, EXECUTION_RESUMED, body)
     cdef Gate gate = state.pending
     if gate is None or gate.ordinal != ordinal:
@@ -646,11 +772,10 @@ cdef int _resume(State state, int* owned, object body) except -1:
         _refuse(state, "payload.on", f"gate {ordinal} waits for {gate.on!r}")
     if gate.answer is None or gate.sequence != state.sequence - 1:
         _refuse(state, "payload.gate", f"no {gate.on!r} event directly precedes it")
-    if owned[0] & GATES:
-        state.gates.change_drafted(ordinal, gate)
-    else:
-        state.gates = state.gates.changed(ordinal, gate)
-        owned[0] |= GATES
+    if not fold.owned & GATES:
+        state.gates = state.gates.drafted()
+        fold.owned |= GATES
+    state.gates.exchange(ordinal, gate)
     state.pending = None
     state.status = _SUSPENDED if state.in_doubt else _RUNNING
     return 0

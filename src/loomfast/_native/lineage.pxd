@@ -43,6 +43,9 @@ does. So a `Trie`'s bump only gives out the number and queues the digest; while 
 queue asks for the branch, then for the leaf, and by the time the write is carried out both are in the cache.
 Whatever reads, drafts or freezes the lineage carries out the queue first.
 
+*Sorted bumps.* A replay bumps half a million digests in one version, and their order does not matter. They
+are carried out by the leading digits of their hashes, so that each leaf is fetched once, not once per bump.
+
 *Deferred release.* A write lets go of nodes and values in its middle. They are noted in a `Debris` and
 released at its end, since releasing a value may run code that uses this very lineage.
 
@@ -94,12 +97,14 @@ cdef enum:
     GRACE = 1024  # litter that is never worth a new lineage
     QUEUE = 16  # how many bumps may be deferred, a power of two
     HOT_LEVELS = 4  # of branches: those above the last of them fit into a core's own cache
-    LOOKAHEAD = 5  # how many bumps after its branch a leaf is asked for, and a slot after its leaf
+    LOOKAHEAD = 7  # how many bumps after its branch a leaf is asked for, and a slot after its leaf
 
 
 cdef struct Bump:  # a write that is deferred
     u64 hash
     Version* version  # NULL once nobody holds it
+    size_t* ref  # how far its path has been followed: this reference lies on it, in a node of this lineage,
+    int shift  # and its branch parts by the digit here; both stay true while the lineage lives
     u32 number
 
 
@@ -116,9 +121,10 @@ cdef struct Lineage:
     u64 size  # of the newest version, without what is queued
     bint sweeping
     bint keyed
+    bint chained  # whether any slot may have a past
     u32 queued  # how many bumps have been queued
     u32 applied  # how many of them have been carried out
-    Bump queue[16]  # by their number modulo 16
+    Bump queue[16]  # by their number modulo QUEUE
 
 
 cdef struct Version:
@@ -160,11 +166,13 @@ cdef inline void unlink(Version* version) noexcept:  # pointers: cannot raise
 cdef inline void end_if_deserted(Lineage* line) noexcept:  # as free_leaf
     cdef size_t root
     cdef bint keyed
+    cdef bint chained
     if line.living == 0:
         root = line.root
         keyed = line.keyed
+        chained = line.chained
         PyMem_Free(line)
-        release_node(root, keyed)
+        release_node(root, keyed, chained)
 
 
 cdef inline void leave(Version* version) noexcept:  # as free_leaf
@@ -172,7 +180,9 @@ cdef inline void leave(Version* version) noexcept:  # as free_leaf
     cdef Lineage* line = version.line
     cdef u32 at
     if line != NULL:
-        for at in range(line.applied, line.queued):
+        at = line.queued
+        while at != line.applied and line.queue[(at - 1) % QUEUE].number >= version.number:
+            at -= 1
             if line.queue[at % QUEUE].version == version:
                 line.queue[at % QUEUE].version = NULL
         unlink(version)
@@ -198,6 +208,7 @@ cdef inline Lineage* begin(Version* base, bint keyed) except NULL:
     line.size = base.size
     if origin != NULL:
         origin.newest = FROZEN
+        line.chained = origin.chained
         line.root = origin.root
         line.limit = origin.limit if origin.root & FOREIGN else base.number
         if line.root:
@@ -337,14 +348,15 @@ cdef inline void advance(u64* cursor, int shift, bint* done) noexcept:  # arithm
 # --- writing --------------------------------------------------------------------------------------
 
 
-cdef inline size_t* reach(Lineage* line, u64 hash, Debris* debris, int* shift) except NULL:
-    """Return where the leaf for `hash` is referred to, having copied what was foreign on the way."""
-    cdef size_t* ref = &line.root
+cdef inline size_t* reach(Lineage* line, u64 hash, Debris* debris, size_t* ref, int* shift) except NULL:
+    """Follow a path from `ref`, the root or an own node, on; return where its leaf is referred to.
+
+    What is foreign on the way is copied. `shift` is that of the digit by which children of `ref` part.
+    """
     cdef size_t copy
     cdef Branch* branch
     cdef u32 limit = line.limit
     cdef u32 index
-    shift[0] = 60
     while True:
         if ref[0] & FOREIGN:
             copy = copy_node(ref[0], limit, line.keyed)
@@ -360,13 +372,20 @@ cdef inline size_t* reach(Lineage* line, u64 hash, Debris* debris, int* shift) e
         shift[0] -= 4
 
 
-cdef inline Slot* claim(Lineage* line, u64 hash, PyObject* key, Debris* debris, bint* fresh) except NULL:
-    """Return the slot of a key for writing. A fresh one still lacks its word, number and key."""
-    cdef int shift = 0
-    cdef size_t* ref = reach(line, hash, debris, &shift)
+cdef inline Slot* claim(
+    Lineage* line, u64 hash, PyObject* key, Debris* debris, size_t* ref, int shift, bint* fresh
+) except NULL:
+    """Return the slot of a key for writing. A fresh one still lacks its word, number and key.
+
+    `ref` and `shift` are as for `reach`; NULL stands for the root.
+    """
     cdef Leaf* leaf
     cdef Slot* slot
     fresh[0] = False
+    if ref == NULL or ref[0] & FOREIGN:
+        ref = &line.root
+        shift = 60
+    ref = reach(line, hash, debris, ref, &shift)
     if ref[0]:
         slot = find_slot(as_leaf(ref[0]), hash, key, line.keyed)
         if slot != NULL:
@@ -424,6 +443,7 @@ cdef inline int supersede(
         past.number = slot.number
         chain(past, slot.past)
         slot.past = past
+        line.chained = True
         line.litter += 1
     elif line.keyed:
         discard(debris, <size_t>slot.word | VALUE)
@@ -449,11 +469,12 @@ cdef inline void chain(Past* past, Past* older) noexcept:  # pointers: cannot ra
 cdef inline int sweep(Lineage* line, Debris* debris) except -1:
     """Copy the next foreign leaf, so that the litter in the old one can be let go."""
     cdef u32 before = debris.size
-    cdef int shift = 0
+    cdef int shift
     cdef int stride
     cdef bint done = False
     for stride in range(STRIDES):
-        reach(line, line.cursor, debris, &shift)
+        shift = 60
+        reach(line, line.cursor, debris, &line.root, &shift)
         advance(&line.cursor, shift, &done)
         if done:
             line.sweeping = False
@@ -466,15 +487,13 @@ cdef inline int sweep(Lineage* line, Debris* debris) except -1:
 # --- deferred bumps -------------------------------------------------------------------------------
 
 
-cdef inline int apply_next(Lineage* line) except -1:
-    """Carry out the oldest bump in the queue. If that raises, it is still there."""
-    cdef Bump* bump = &line.queue[line.applied % QUEUE]
+cdef inline int bump_now(Lineage* line, Bump* bump) except -1:
     cdef Debris debris
     cdef bint fresh = False
     cdef Slot* slot
     debris.size = 0
     try:
-        slot = claim(line, bump.hash, NULL, &debris, &fresh)
+        slot = claim(line, bump.hash, NULL, &debris, bump.ref, bump.shift, &fresh)
         if fresh:
             slot.word = 1
             slot.number = bump.number
@@ -484,11 +503,17 @@ cdef inline int apply_next(Lineage* line) except -1:
             supersede(line, slot, min(slot.word + 1, HIGHEST_COUNT), bump.number, bump.version, &debris)
         if bump.version != NULL:
             bump.version.size = line.size
-        line.applied += 1
         if line.sweeping:
             sweep(line, &debris)
     finally:
         release(&debris, False)
+    return 0
+
+
+cdef inline int apply_next(Lineage* line) except -1:
+    """Carry out the oldest bump in the queue. If that raises, it is still there."""
+    bump_now(line, &line.queue[line.applied % QUEUE])
+    line.applied += 1
     return 0
 
 
@@ -500,41 +525,48 @@ cdef inline int apply_all(Version* version) except -1:
     return 0
 
 
-cdef inline void* needed(Lineage* line, u64 hash, int levels, bint slot_too) noexcept:  # as look
-    """Return the address of what a bump needs `levels` levels down, or of its leaf or slot if that is higher."""
-    cdef size_t ref = line.root
-    cdef size_t* child
-    cdef int shift = 60
-    while ref and not ref & LEAF:
-        child = &as_branch(ref).child[(hash >> shift) & 15]
+cdef inline void approach(Bump* bump, int levels) noexcept:  # follows pointers: cannot raise
+    """Follow the path of a bump further, up to `levels` levels or the leaf, the void or a foreign node."""
+    while levels and bump.ref[0] and not bump.ref[0] & (LEAF | FOREIGN):
+        bump.ref = &as_branch(bump.ref[0]).child[(bump.hash >> bump.shift) & 15]
+        bump.shift -= 4
         levels -= 1
-        if levels == 0:
-            return child
-        ref = child[0]
-        shift -= 4
-    return likely_slot(as_leaf(ref), hash, line.keyed) if ref and slot_too else as_leaf(ref)
+
+
+cdef inline void prefetch_leaf(Version* version, u64 hash) noexcept:  # as approach
+    """Have the leaf of a key fetched, for a reader or writer that will come soon."""
+    cdef Bump bump
+    if version.line != NULL:
+        bump.hash = hash
+        bump.ref = &version.line.root
+        bump.shift = 60
+        approach(&bump, LEVELS)
+        loom_prefetch(as_leaf(bump.ref[0]))
+        loom_prefetch(<char*>as_leaf(bump.ref[0]) + sizeof(Leaf) - 1)
 
 
 cdef inline int defer(Version* version, u64 hash) except -1:
     """Bump `hash` in a version that may be written, by and by."""
     cdef Lineage* line = version.line
     cdef Bump* bump
-    cdef char* leaf
     cdef u32 waiting = line.queued - line.applied
     if waiting == QUEUE:
         apply_next(line)
     if waiting >= 2 * LOOKAHEAD:
         bump = &line.queue[(line.queued - 2 * LOOKAHEAD) % QUEUE]
-        loom_prefetch(needed(line, bump.hash, LEVELS + 1, True))
+        if bump.ref[0] & LEAF and not bump.ref[0] & FOREIGN:
+            loom_prefetch(likely_slot(as_leaf(bump.ref[0]), bump.hash, False))
     if waiting >= LOOKAHEAD:
         bump = &line.queue[(line.queued - LOOKAHEAD) % QUEUE]
-        leaf = <char*>needed(line, bump.hash, LEVELS + 1, False)
-        loom_prefetch(leaf)
-        loom_prefetch(leaf + sizeof(Leaf) - 1)
-    loom_prefetch(needed(line, hash, HOT_LEVELS, False))
+        approach(bump, LEVELS)
+        loom_prefetch(as_leaf(bump.ref[0]))
     bump = &line.queue[line.queued % QUEUE]
     bump.hash = hash
     bump.version = version
     bump.number = version.number
+    bump.ref = &line.root
+    bump.shift = 60
+    approach(bump, HOT_LEVELS)
+    loom_prefetch(bump.ref)
     line.queued += 1
     return 0

@@ -25,7 +25,8 @@ cdef extern from *:
       #define loom_prefetch(p) ((void)(p))
     #else
       #define loom_lowest_bit(word) __builtin_ctzll(word)
-      #define loom_prefetch(p) __builtin_prefetch(p)
+      /* The empty statement keeps GCC from dropping functions that do nothing but prefetch. */
+      #define loom_prefetch(p) do { __builtin_prefetch(p); __asm__ volatile (""); } while (0)
     #endif
     #define loom_as_u64(value) \
         (sizeof(size_t) == 8 ? PyLong_AsSize_t(value) : PyLong_AsUnsignedLongLong(value))
@@ -49,7 +50,7 @@ cdef enum:
     VALUE = 4  # in a Debris only: a Python object
 
 cdef enum:
-    FULL = 32  # a leaf of so many slots is split, unless no hash bits are left
+    FULL = 64  # a leaf of so many slots is split, unless no hash bits are left
     LEVELS = 16  # of branches, at most: one for each hex digit of a hash
 
 
@@ -73,7 +74,7 @@ cdef struct Slot:
 cdef struct Leaf:
     u32 references
     u32 size  # the capacity follows from it: see `capacity`
-    u64 tags[4]  # the low byte of each of the first 32 hashes; slots follow
+    u64 tags[8]  # the low byte of each of the first FULL hashes; slots follow
 
 
 cdef struct Branch:
@@ -127,10 +128,10 @@ cdef inline u32* references(size_t ref) noexcept:  # a cast: cannot raise; both 
 cdef inline u32 capacity(u32 size) noexcept:  # arithmetic: cannot raise
     """How many slots a leaf of `size` has room for: the fewer steps, the less is copied on growing."""
     cdef u32 slots = FULL
-    if size <= 4:
-        return 4
-    if size <= 12:
-        return 12
+    if size <= 8:
+        return 8
+    if size <= 24:
+        return 24
     while slots < size:
         slots *= 2
     return slots
@@ -151,7 +152,7 @@ cdef inline Leaf* new_leaf(u32 size, bint keyed) except NULL:
 
 cdef inline Slot* append_slot(Leaf* leaf, u64 hash, bint keyed) noexcept:  # the caller made room: cannot raise
     cdef u32 index = leaf.size
-    if index < 32:
+    if index < FULL:
         leaf.tags[index >> 3] |= (hash & 0xFF) << ((index & 7) * 8)
     leaf.size = index + 1
     cdef Slot* slot = slot_at(leaf, index, keyed)
@@ -171,7 +172,7 @@ cdef inline Slot* find_slot(Leaf* leaf, u64 hash, PyObject* key, bint keyed) noe
     cdef u32 group = 0
     cdef u32 index
     cdef Slot* slot
-    while group < leaf.size and group < 32:
+    while group < leaf.size and group < FULL:
         # A byte that equals the tag becomes 0 and sets its high bit; bytes above it may do so by mistake.
         matches = leaf.tags[group >> 3] ^ wanted
         matches = (matches - ONES) & ~matches & HIGHS
@@ -184,7 +185,7 @@ cdef inline Slot* find_slot(Leaf* leaf, u64 hash, PyObject* key, bint keyed) noe
                 return slot
             matches &= matches - 1
         group += 8
-    for index in range(32, leaf.size):
+    for index in range(FULL, leaf.size):
         slot = slot_at(leaf, index, keyed)
         if slot.hash == hash and (not keyed or same_key(slot.key, key)):
             return slot
@@ -196,7 +197,7 @@ cdef inline Slot* likely_slot(Leaf* leaf, u64 hash, bint keyed) noexcept:  # ari
     cdef u64 matches
     cdef u64 wanted = (hash & 0xFF) * ONES
     cdef u32 group
-    for group in range(0, 32, 8):
+    for group in range(0, FULL, 8):
         matches = leaf.tags[group >> 3] ^ wanted
         matches = (matches - ONES) & ~matches & HIGHS
         if matches:
@@ -301,11 +302,12 @@ cdef inline Branch* split_leaf(Leaf* leaf, int shift, bint keyed) except NULL:
 # --- letting go -----------------------------------------------------------------------------------
 
 
-cdef inline void free_leaf(Leaf* leaf, bint keyed) noexcept:  # releases; a destructor's error is reported, not raised
+cdef inline void free_leaf(Leaf* leaf, bint keyed, bint chained) noexcept:  # a destructor's error is reported
+    """Free a leaf and what it owns. If it is neither keyed nor `chained`, its slots own nothing."""
     cdef u32 index
     cdef Slot* slot
     cdef Past* past
-    for index in range(leaf.size):
+    for index in range(leaf.size if keyed or chained else 0):
         slot = slot_at(leaf, index, keyed)
         while slot.past != NULL:
             past = slot.past
@@ -319,7 +321,7 @@ cdef inline void free_leaf(Leaf* leaf, bint keyed) noexcept:  # releases; a dest
     PyMem_Free(leaf)
 
 
-cdef inline void release_node(size_t ref, bint keyed) noexcept:  # as free_leaf
+cdef inline void release_node(size_t ref, bint keyed, bint chained) noexcept:  # as free_leaf
     """Drop one reference to a node; free what nothing else refers to. At most 17 nodes deep."""
     # An explicit stack, since an inline function cannot call itself: one partly visited branch per level.
     cdef Branch* path[17]
@@ -330,7 +332,7 @@ cdef inline void release_node(size_t ref, bint keyed) noexcept:  # as free_leaf
             references(ref)[0] -= 1
             if references(ref)[0] == 0:
                 if ref & LEAF:
-                    free_leaf(as_leaf(ref), keyed)
+                    free_leaf(as_leaf(ref), keyed, chained)
                 else:
                     depth += 1
                     path[depth] = as_branch(ref)
@@ -355,6 +357,6 @@ cdef inline void release(Debris* debris, bint keyed) noexcept:  # as free_leaf
         if debris.refs[index] & VALUE:
             Py_DECREF(<PyObject*>(debris.refs[index] & ~<size_t>VALUE))
         else:
-            release_node(debris.refs[index], keyed)
+            release_node(debris.refs[index], keyed, True)
 
 

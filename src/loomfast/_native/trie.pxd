@@ -11,12 +11,11 @@ cdef class Trie:
     cdef Trie bumped(self, u64 digest)
     cdef Trie drafted(self)
     cdef int bump_drafted(self, u64 digest) except -1
+    cdef int bump_all(self, u64* digests, size_t size, u64* scratch) except -1
 
 
 cdef class Table:
     cdef Version at
 
-    cdef object found(self, object key)
-    cdef Table changed(self, object key, object value)
     cdef Table drafted(self)
-    cdef int change_drafted(self, object key, object value) except -1
+    cdef object exchange(self, object key, object value)

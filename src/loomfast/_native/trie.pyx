@@ -9,11 +9,14 @@ cimport cython
 from cpython.long cimport PyLong_CheckExact
 from cpython.object cimport PyObject, PyObject_Hash
 from cpython.unicode cimport PyUnicode_CheckExact
+from libc.string cimport memset
 
 from loomfast._native.lineage cimport (
+    Bump,
     Lineage,
     Version,
     apply_all,
+    bump_now,
     claim,
     defer,
     end_if_deserted,
@@ -69,13 +72,15 @@ cdef u64 _hash_of(object key) except? 0:
     return mix(<u64>PyObject_Hash(key))
 
 
-cdef int _give(Version* version, u64 hash, object key, object value) except -1:
+cdef object _give(Version* version, u64 hash, object key, object value):
+    """Give a key its value in a version that may be written; return its value before, or None."""
     cdef Debris debris
     cdef bint fresh = False
     cdef Slot* slot
+    cdef object before = None
     debris.size = 0
     try:
-        slot = claim(version.line, hash, <PyObject*>key, &debris, &fresh)
+        slot = claim(version.line, hash, <PyObject*>key, &debris, NULL, 60, &fresh)
         if fresh:
             slot.word = <u64><PyObject*>value
             slot.number = version.number
@@ -84,13 +89,14 @@ cdef int _give(Version* version, u64 hash, object key, object value) except -1:
             version.size += 1
             version.line.slots += 1
         else:
+            before = <object><PyObject*>slot.word
             supersede(version.line, slot, <u64><PyObject*>value, version.number, version, &debris)
         Py_INCREF(<PyObject*>value)
         if version.line.sweeping:
             sweep(version.line, &debris)
     finally:
         release(&debris, True)
-    return 0
+    return before
 
 
 # --- iteration ------------------------------------------------------------------------------------
@@ -195,6 +201,39 @@ cdef class Trie:
                 end_if_deserted(left)
         return 0
 
+    cdef int bump_all(self, u64* digests, size_t size, u64* scratch) except -1:
+        """Bump `size` digests in a draft, sorted roughly into `scratch`, which has room for as many."""
+        cdef size_t[4096] ends
+        cdef size_t at
+        cdef size_t below = 0
+        cdef size_t count
+        cdef Bump bump
+        cdef Lineage* left = settle(&self.at, False)
+        memset(ends, 0, sizeof(ends))
+        for at in range(size):
+            digests[at] = mix(digests[at])
+            ends[digests[at] >> 52] += 1
+        for at in range(4096):
+            count = ends[at]
+            ends[at] = below
+            below += count
+        for at in range(size):
+            scratch[ends[digests[at] >> 52]] = digests[at]
+            ends[digests[at] >> 52] += 1
+        try:
+            apply_all(&self.at)
+            bump.version = &self.at
+            bump.number = self.at.number
+            bump.ref = NULL
+            bump.shift = 60
+            for at in range(size):
+                bump.hash = scratch[at]
+                bump_now(self.at.line, &bump)
+        finally:
+            if left != NULL:
+                end_if_deserted(left)
+        return 0
+
     def get(self, digest):
         """Return how often `digest` was bumped, 0 if never. Raises `BadInputError`."""
         return self.count(_checked_digest(digest))
@@ -251,7 +290,7 @@ cdef class Trie:
         for digest, count in _checked_leaves(value):
             settle(&trie.at, False)
             hash = mix(_checked_digest(digest))
-            slot = claim(trie.at.line, hash, NULL, &debris, &fresh)
+            slot = claim(trie.at.line, hash, NULL, &debris, NULL, 60, &fresh)
             slot.word = count
             slot.number = trie.at.number
             trie.at.size += 1
@@ -344,32 +383,20 @@ cdef class Table:
     def __dealloc__(self):
         leave(&self.at)
 
-    cdef object found(self, object key):
-        """Return the value of `key`, or None."""
-        cdef u64 word = 0
-        return <object><PyObject*>word if look(&self.at, _hash_of(key), <PyObject*>key, True, &word) else None
-
-    cdef Table changed(self, object key, object value):
-        cdef u64 hash = _hash_of(key)
-        cdef Table changed = Table.__new__(Table)
-        succeed(&changed.at, &self.at, True)
-        _give(&changed.at, hash, key, value)
-        return changed
-
     cdef Table drafted(self):
         cdef Table draft = Table.__new__(Table)
         equal(&draft.at, &self.at)
         return draft
 
-    cdef int change_drafted(self, object key, object value) except -1:
+    cdef object exchange(self, object key, object value):
+        """Set `key` in place; return the value it had, or None."""
         cdef u64 hash = _hash_of(key)
         cdef Lineage* left = settle(&self.at, True)
         try:
-            _give(&self.at, hash, key, value)
+            return _give(&self.at, hash, key, value)
         finally:
             if left != NULL:
                 end_if_deserted(left)
-        return 0
 
     def get(self, key, default=None):
         """Return the value of `key`, or `default`. Raises `BadInputError` for a key of another type."""
@@ -378,7 +405,11 @@ cdef class Table:
 
     def set(self, key, value):
         """Return a version in which `key` has `value`; this one stays as it is. Raises `BadInputError`."""
-        return self.changed(key, value)
+        cdef u64 hash = _hash_of(key)
+        cdef Table changed = Table.__new__(Table)
+        succeed(&changed.at, &self.at, True)
+        _give(&changed.at, hash, key, value)
+        return changed
 
     def draft(self):
         """Return an equal version that only the caller holds, to be written with `set_in_place`."""
@@ -386,7 +417,7 @@ cdef class Table:
 
     def set_in_place(self, key, value):
         """Give `key` its value in this version. Only for a draft that nobody else has seen."""
-        self.change_drafted(key, value)
+        self.exchange(key, value)
 
     def items(self):
         """Iterate over `(key, value)`, in an order of its own."""

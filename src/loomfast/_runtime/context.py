@@ -21,13 +21,20 @@ from typing import Any
 
 from loomfast import _events as ev
 from loomfast._core.answers import TIMER_FIRED, released
+from loomfast._core.arguments import text_argument
 from loomfast._core.definitions import Effect, StepDefinition, define_step
 from loomfast._core.emit_rule import EmitRule, Verdict
 from loomfast._core.keys import CallKeys
-from loomfast._errors import BadInputError, DeterminismError, JsonFormError, RunOverError
-from loomfast._kernels import State, canonical, encode, encode_digest, fnv1a64, format_digest
+from loomfast._errors import (
+    BadInputError,
+    DeterminismError,
+    JsonFormError,
+    RunOverError,
+    StorageWriteError,
+)
+from loomfast._kernels import State, canonical, decode, encode, encode_digest, fnv1a64, format_digest
 from loomfast._runtime.deps import RunDeps
-from loomfast._runtime.effects import EffectTools, LiveStep, served_failure
+from loomfast._runtime.effects import EffectTools, LiveStep, executing, served_failure
 from loomfast._runtime.journal import ExecutionJournal, Room
 from loomfast._runtime.signals import AbortSignal, CancelSignal, SuspendSignal
 from loomfast._runtime.threads import LoopCalls
@@ -42,15 +49,16 @@ LAST_MS = 253_402_300_799_999
 class WorkflowContext:
     """The syscalls of one run. It belongs to that run: a call after its end raises `RunOverError`."""
 
-    def __init__(self, journal: ExecutionJournal, deps: RunDeps) -> None:
+    def __init__(self, journal: ExecutionJournal, deps: RunDeps, rule: EmitRule | None = None) -> None:
         self._journal = journal
         self._deps = deps
-        self._rule = EmitRule()
+        self._rule = rule or EmitRule()
         self._steps = CallKeys()
         self._decisions = CallKeys()
         self._consumed = 0
         self._patches: dict[str, bool] = {}
         self._live: dict[asyncio.Task[Any], LiveStep] = {}
+        self._deliberating: set[asyncio.Future[None]] = set()
         self._calls = LoopCalls()
         self._tools = EffectTools(
             journal,
@@ -66,7 +74,6 @@ class WorkflowContext:
         self.cancelled = False
         self.divergence: DeterminismError | None = None
         self._ended = False
-        self.ui = SurfacePatches(self.emit)
 
     @property
     def execution_id(self) -> str:
@@ -77,6 +84,11 @@ class WorkflowContext:
     def segment(self) -> int:
         """How many gates this run has passed so far."""
         return self._rule.segment
+
+    @property
+    def ui(self) -> SurfacePatches:
+        """Changes to a surface that a person looks at; each is one emit."""
+        return SurfacePatches(self.emit)  # made anew: kept, it would be a cycle with this context
 
     # --- steps -----------------------------------------------------------------------------------
 
@@ -91,8 +103,12 @@ class WorkflowContext:
         recorded this key with another input, and whatever the effect raises. Cancelling it cancels the
         effect.
         """
-        self._check()
+        self._enter()
         definition = step if isinstance(step, StepDefinition) else define_step(step)
+        if input is not None and not definition.wants_input:
+            raise BadInputError(f"step {definition.id!r} takes no input")
+        if key is not None:
+            text_argument("key", key)
         name = self._steps.next(definition.id, key)
         asked = format_digest(fnv1a64(canonical(input)))
         known = self._journal.state.steps.get(name)
@@ -106,14 +122,21 @@ class WorkflowContext:
         self._rule.syscall_live()
         if known is not None and definition.at_most_once and not released(known):
             self._park_in_doubt(name, known.phase)
-        await self._journal.room()
-        self._check()
         number = 1 if known is None else known.attempt + 1
-        return await self._execute(LiveStep(self._tools, definition, name, number, asked), input)
+        # The effect gets a copy in JSON form, so that flow and effect share nothing, on any run.
+        given = decode(encode(input))
+        try:
+            return await self._execute(LiveStep(self._tools, definition, name, number, asked), given)
+        except asyncio.CancelledError:
+            # The flow goes on with a cancellation, and the next run with the step's outcome, if it has one.
+            self._rule.ended_unsettled()
+            raise
 
     execute = run
 
     async def _execute(self, live: LiveStep, input: object) -> Any:
+        await self._outcomes_durable()
+        self._check()
         live.begin()
         task = asyncio.get_running_loop().create_task(live.run(input))
         self._live[task] = live
@@ -121,10 +144,12 @@ class WorkflowContext:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if not self.parked and not task.done():
-                task.cancel()
+            if not self.parked and not live.closing and not task.done():
+                live.stop(task)
                 await asyncio.wait((task,))
             raise
+        finally:
+            del task  # it holds the failure, whose traceback holds this frame
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._live.pop(task).done()
@@ -151,44 +176,69 @@ class WorkflowContext:
     ) -> Any:
         """Make a choice once per execution and return it in JSON form.
 
-        `decider` is called with `context` if it takes a parameter, and may be async. `context`,
+        `decider` is called with `context` if it requires a parameter, and may be async. `context`,
         `alternatives` and `policy` (`{id, version, propensity}`) are recorded beside the choice. A later call
         of the same id is a decision of its own (`id#1` …). What the decider raises is raised here and not
         recorded.
         """
-        self._check()
+        self._enter()
+        text_argument("id", id)
         name = self._decisions.next(id)
         known = self._journal.state.decisions.get(name)
         if known is not None:
             self._consumed += 1
             return known.choice
-        self._rule.syscall_live()
-        payload: dict[str, Any] = {"id": name, "choice": None}
+        grounds: dict[str, Any] = {}
         if context is not None:
-            payload["context"] = context
+            grounds["context"] = context
         if alternatives is not None:
-            payload["alternatives"] = alternatives
+            grounds["alternatives"] = alternatives
         if policy is not None:
-            payload["policy"] = policy
-        self._rule.began()
+            grounds["policy"] = policy
+        # In JSON form from here on: what the decider does to its grounds changes nothing that is recorded.
+        body = encode(grounds)
+        payload = {"id": name, "choice": None, **decode(body)}
+        fault = ev.payload_fault(ev.DECISION_RECORDED, payload)
+        if fault is not None:
+            raise BadInputError(f"decide({id!r}): {fault[0].removeprefix('payload.')} {fault[1]}")
+        self._rule.syscall_live()
+        payload["choice"] = await self._deliberate(decider, decode(body).get("context"))
         try:
-            choice = decider(context) if inspect.signature(decider).parameters else decider()
-            payload["choice"] = await choice if inspect.isawaitable(choice) else choice
             body = encode(payload)
+        except JsonFormError:
+            self._rule.ended_unsettled()
+            raise
+        # Recorded even when the run has reached a gate in the meantime: a choice is made once.
+        self._check_recording()
+        self._consumed += 1
+        self._journal.commit("DECISION_RECORDED", body, name)
+        try:
+            await self._journal.room()
+        except asyncio.CancelledError:
+            self._rule.ended_unsettled()
+            raise
+        return self._journal.state.decisions.get(name).choice
+
+    async def _deliberate(self, decider: Callable[..., Any], context: Any) -> Any:
+        done = asyncio.get_running_loop().create_future()
+        self._deliberating.add(done)
+        self._rule.began()
+        outside = executing.set(self._rule)
+        try:
+            choice = decider(context) if _takes_context(decider) else decider()
+            return await choice if inspect.isawaitable(choice) else choice
         except BaseException:
             self._rule.ended_unsettled()
             raise
         finally:
+            executing.reset(outside)
             self._rule.ended()
-        self._check()
-        self._consumed += 1
-        self._journal.commit("DECISION_RECORDED", body, name)
-        await self._journal.room()
-        return self._journal.state.decisions.get(name).choice
+            self._deliberating.discard(done)
+            done.set_result(None)
 
     def _recorded(self, id: str, make: Callable[[], Any]) -> Any:
         """Make a value once per execution: a decision that needs no deliberation."""
-        self._check()
+        self._enter()
         name = self._decisions.next(id)
         known = self._journal.state.decisions.get(name)
         if known is not None:
@@ -224,7 +274,7 @@ class WorkflowContext:
         this place before `id` existed, which is seen by what is recorded behind it and not yet served to this
         run. Every later run gets the same answer.
         """
-        self._check()
+        self._enter()
         name = f"patched.{id}"
         state = self._journal.state
         taken = self._patches.get(id)
@@ -254,7 +304,8 @@ class WorkflowContext:
         is what an answer must name to fit; `wake_at` (ms) is when a timer answers instead. Raises
         `DeterminismError` when the log's gate of this ordinal waits for another event type.
         """
-        self._check()
+        self._enter()
+        text_argument("on", on)
         if on in ev.KIND_OF:
             raise BadInputError(f"a gate cannot wait for {on!r}: the kernel writes that type itself")
         state = self._journal.state
@@ -283,16 +334,17 @@ class WorkflowContext:
         The due time is recorded once, in absolute milliseconds, and every later run waits for the same.
         Raises `BadInputError` for a duration that is negative, not a number, or ends beyond the year 9999.
         """
-        self._check()
+        self._enter()
         gate = self._journal.state.pending or self._journal.state.gates.get(self._rule.segment)
         if gate is not None:
             await self.suspend(TIMER_FIRED)
             return
-        if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
-            raise BadInputError(f"sleep({seconds!r}): must be a number of seconds, 0 or more")
-        wake_at = self._deps.clock.now_ms() + math.ceil(seconds * 1000)
-        if wake_at > LAST_MS:
-            raise BadInputError(f"sleep({seconds!r}): ends beyond the year 9999")
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+            raise BadInputError(f"sleep({_short(seconds)}): must be a number of seconds, 0 or more")
+        now_ms = self._deps.clock.now_ms()
+        if seconds > (LAST_MS - now_ms) / 1000:
+            raise BadInputError(f"sleep({_short(seconds)}): ends beyond the year 9999")
+        wake_at = now_ms + math.ceil(seconds * 1000)
         await self.suspend(TIMER_FIRED, wake_at=wake_at)
 
     # --- emits -----------------------------------------------------------------------------------
@@ -305,6 +357,8 @@ class WorkflowContext:
         JSON; the memory store takes such a payload, unstamped. Await the result to wait for room in the
         journal; a flow that emits without end and never awaits holds the whole queue in memory.
         """
+        if not isinstance(event_type, str) or not event_type:
+            text_argument("event_type", event_type)
         if event_type in ev.RESERVED:
             raise BadInputError(f"{event_type!r} is a kernel fact; a flow cannot emit it")
         if self._calls.here():
@@ -315,6 +369,7 @@ class WorkflowContext:
 
     def stream(self, channel: str, chunk: object) -> Room:
         """Append one chunk to a channel, once per execution; as `emit`."""
+        text_argument("channel", channel)
         return self.emit("STREAM_CHUNK", {"channel": channel, "chunk": chunk})
 
     def _emit(self, event_type: str, payload: object) -> None:
@@ -327,7 +382,8 @@ class WorkflowContext:
                 raise
             journal.commit(event_type, ev.Opaque(payload))
             return
-        verdict = self._rule.judge(digest, journal.state.emits.get(digest))
+        inside = executing.get() is self._rule
+        verdict = self._rule.judge(digest, journal.state.emits.get(digest), inside=inside)
         if verdict is Verdict.STAMPED:
             journal.commit(event_type, body, None, digest)
         elif verdict is Verdict.UNSTAMPED:
@@ -335,18 +391,41 @@ class WorkflowContext:
 
     # --- the run's own ---------------------------------------------------------------------------
 
+    async def _outcomes_durable(self) -> None:
+        try:
+            await self._journal.outcomes_durable()
+        except StorageWriteError as error:
+            raise AbortSignal from error
+
+    def _enter(self) -> None:
+        """Raise unless the flow itself may make a call that a re-run finds again in its place.
+
+        Inside an effect or decider it could not: a re-run that is served their outcome makes no such call.
+        """
+        if not self._calls.here():
+            raise BadInputError("a thread may only emit; every other call belongs to the flow itself")
+        if executing.get() is self._rule:
+            raise BadInputError("an effect or decider may only emit; every other call belongs to the flow")
+        self._check()
+
     def _check(self) -> None:
         """Raise unless the run may go on: every syscall asks first, whatever the flow has caught before."""
-        if self._journal.failure is not None:
-            raise AbortSignal from self._journal.failure
+        self._check_recording()
         if self.cancelled:
             raise CancelSignal
         if self.parked:
             raise SuspendSignal
         if self.divergence is not None:
             raise self.divergence
-        if self._ended:
+
+    def _check_recording(self) -> None:
+        """Raise unless this run may still record what it has done."""
+        if self._journal.failure is not None:
+            raise AbortSignal from self._journal.failure
+        if self._ended and not self.parked:
             raise RunOverError(f"execution {self.execution_id!r}: this run is over")
+        if self._ended:
+            raise SuspendSignal
 
     def _diverged(self, key: str, sequence: int, recorded: str, requested: str) -> None:
         error = DeterminismError(self.execution_id, key, sequence, recorded, requested)
@@ -358,9 +437,10 @@ class WorkflowContext:
             logger.warning("%s", error)
 
     async def settle(self) -> None:
-        """Wait until every step this run executes has ended and recorded its outcome."""
-        while self._live:
-            await asyncio.wait(tuple(self._live))
+        """Wait until every step and decider of this run has ended, and its outcome is recorded."""
+        while self._live or self._deliberating:
+            await asyncio.wait((*self._live, *self._deliberating))
+            await asyncio.sleep(0)  # a decider's own task records its choice in its next turn
 
     def end(self) -> None:
         """End the run: later calls raise, and what still runs is stopped without an outcome."""
@@ -370,11 +450,29 @@ class WorkflowContext:
     def cancel(self) -> None:
         """Let no further effect start, and cancel those that run; each records its outcome."""
         self.cancelled = True
-        for task in self._live:
-            task.cancel()
+        for task, live in self._live.items():
+            live.stop(task)
 
     def close(self) -> None:
         """Stop the steps that still run without recording an outcome for them."""
         for task, live in self._live.items():
-            live.closing = True
-            task.cancel()
+            live.stop(task, closing=True)
+
+
+def _takes_context(decider: Callable[..., Any]) -> bool:
+    return any(
+        parameter.kind is parameter.VAR_POSITIONAL
+        or (
+            parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+            and parameter.default is parameter.empty
+        )
+        for parameter in inspect.signature(decider).parameters.values()
+    )
+
+
+def _short(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an int of more digits than Python prints
+        return type(value).__name__
+    return text if len(text) <= 40 else f"{text[:40]}…"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -15,7 +16,10 @@ DeterminismPolicy: TypeAlias = Literal["error", "warn", "ignore"]
 
 @dataclass(frozen=True, slots=True)
 class RunDeps:
-    """The surroundings of a run. `entropy(n)` gives n random bytes; everything else speaks for itself."""
+    """The surroundings of a run.
+
+    `entropy(n)` gives n random bytes; `context` is what a run sees of context variables.
+    """
 
     clock: Clock
     entropy: Callable[[int], bytes]
@@ -23,3 +27,4 @@ class RunDeps:
     middleware: Sequence[EffectMiddleware]
     determinism: DeterminismPolicy
     persists_json: bool
+    context: contextvars.Context

@@ -8,7 +8,11 @@ An effect ends when it ITSELF ends: a timed-out task that ignores its cancellati
 step, may outlive its attempt. Until then it counts as in flight; what it returns late is dropped.
 
 Exactly one outcome per attempt: STEP_COMPLETED, STEP_FAILED (`typed` when the class is declared, else to be
-tried again) or STEP_CANCELLED. Closing the runtime is no outcome and records none.
+tried again) or STEP_CANCELLED. Closing the runtime is no outcome and records none. After its outcome an
+attempt has nothing more to say: its effect context refuses to emit.
+
+No frame here keeps the failure that passes through it: with the failure's traceback that would be a cycle,
+and the locals of the flow that caught it would live until the cycle collector comes by (F37).
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -24,13 +29,24 @@ from typing import Any, TypeAlias
 from loomfast._core import failures
 from loomfast._core.definitions import StepDefinition
 from loomfast._core.emit_rule import EmitRule
-from loomfast._errors import JsonFormError, RunOverError, StepFailedError, StepTimeoutError
-from loomfast._events import KIND_NAMES, STEP_CANCELLED, STEP_COMPLETED, STEP_FAILED, STEP_STARTED, Opaque
+from loomfast._errors import BadInputError, JsonFormError, RunOverError, StepTimeoutError
+from loomfast._events import (
+    KIND_NAMES,
+    RESERVED,
+    STEP_CANCELLED,
+    STEP_COMPLETED,
+    STEP_FAILED,
+    STEP_STARTED,
+    Opaque,
+)
 from loomfast._kernels import decode, encode
 from loomfast._runtime.clock import Clock
 from loomfast._runtime.journal import ExecutionJournal, Room
 from loomfast._runtime.signals import RunSignal
 from loomfast._runtime.threads import LoopCalls
+
+# The emit rule of the run that is executing an effect or decider in this context, if one is.
+executing: contextvars.ContextVar[EmitRule | None] = contextvars.ContextVar("executing", default=None)
 
 # How long a retry waits for the timed-out effect before it to end. One that ignores its cancellation, or a
 # thread, may run on beside the retry after that.
@@ -56,6 +72,7 @@ class EffectContext:
         self.step_id = step_id
         self.key = key
         self.attempt = attempt
+        self._over = False
         self._journal = journal
         self._calls = calls
         self._persists_json = persists_json
@@ -63,15 +80,27 @@ class EffectContext:
     def emit(self, event_type: str, payload: object = None) -> Room:
         """Append an event, once for each attempt that makes it; from the effect's thread too.
 
-        Never stamped, so never served: the next attempt emits again (ADR 0102, D1). Raises `JsonFormError`.
-        Await the result to wait for room in the journal.
+        Never stamped, so never served: the next attempt emits again (ADR 0102, D1). Raises `JsonFormError`,
+        and `RunOverError` once the attempt has its outcome, as for an effect that outlives its timeout. Await
+        the result to wait for room in the journal.
         """
+        if not isinstance(event_type, str) or event_type in RESERVED or not event_type:
+            raise BadInputError(f"an effect cannot emit {event_type!r}")
         body = body_of(payload, self._persists_json)
         if self._calls.here():
-            self._journal.commit(event_type, body)
+            self._emit(event_type, body)
         else:
-            self._calls.call(lambda: self._journal.commit(event_type, body))
+            self._calls.call(lambda: self._emit(event_type, body))
         return self._journal.room()
+
+    def _emit(self, event_type: str, body: bytes | Opaque) -> None:
+        if self._over:
+            raise RunOverError(f"step {self.key!r}: attempt {self.attempt} has had its outcome")
+        self._journal.commit(event_type, body)
+
+    def end(self) -> None:
+        """The attempt has its outcome: what its effect says from now on is refused."""
+        self._over = True
 
 
 def body_of(payload: object, persists_json: bool) -> bytes | Opaque:
@@ -104,13 +133,15 @@ class EffectTools:
 class LiveStep:
     """One step that is executed in this run, attempt after attempt.
 
-    `attempt` is the number of the first one to make. Run it in a task of its own.
+    `attempt` is the number of the first one to make. Run it in a task of its own. `closing`: it is stopped
+    without an outcome, and nobody waits for it.
     """
 
     def __init__(
         self, tools: EffectTools, step: StepDefinition, key: str, attempt: int, input_digest: str
     ) -> None:
         self.closing = False
+        self._stopped = False
         self._entered = False
         self._tools = tools
         self._step = step
@@ -125,7 +156,7 @@ class LiveStep:
     async def run(self, input: object) -> Any:
         """Return the output in JSON form, or raise the failure.
 
-        Cancelled, it cancels the effect and records STEP_CANCELLED, unless it is `closing`.
+        Cancelled, it cancels the effect and records STEP_CANCELLED, unless it is being closed.
         """
         self._entered = True
         tries = 0
@@ -134,21 +165,32 @@ class LiveStep:
             while True:
                 tries += 1
                 attempt = _Attempt(self._tools, self._step, self._key, self._attempt)
+                returned = False
                 try:
                     if self._step.at_most_once:
                         await self._tools.journal.drain()
-                    output = self._completed(await attempt.run(input))
-                    settled = True
-                    return output
+                    output = await attempt.run(input)
+                    returned = True
+                    body = encode({"key": self._key, "output": output})
                 except asyncio.CancelledError:
                     self._cancelled()
                     raise
-                except Exception as error:
+                except (RunSignal, KeyboardInterrupt, SystemExit):
+                    raise
+                except BaseException as error:
                     if isinstance(error, self._step.failures):
-                        settled = True
                         recorded = self._failed(error, typed=True)
+                        settled = True
                         raise served_failure(self._step, self._key, recorded) from error
-                    delay_s = self._retry(error, tries)
+                    self._failed(error, typed=False)
+                    # An output without JSON form would be made again in vain.
+                    delay_s = None if returned else self._delay_s(error, tries)
+                    if delay_s is None:
+                        raise
+                else:
+                    self._tools.journal.commit(KIND_NAMES[STEP_COMPLETED], body, self._key)
+                    settled = True
+                    return decode(body)["output"]
                 await self._tools.clock.sleep(delay_s)
                 await attempt.over(OVERLAP_S)
                 self._attempt += 1
@@ -156,6 +198,15 @@ class LiveStep:
         finally:
             if not settled:
                 self._tools.rule.ended_unsettled()
+
+    def stop(self, task: asyncio.Task[Any], *, closing: bool = False) -> None:
+        """Let no further attempt begin, and cancel the one that runs: once, so that it can clean up.
+
+        `task` is what runs this step. With `closing`, no outcome is recorded for it.
+        """
+        if not self._stopped or (closing and not self.closing):
+            self._stopped, self.closing = True, closing
+            task.cancel()
 
     def done(self) -> None:
         """The task is done. One that was cancelled before its first turn never entered `run`."""
@@ -179,27 +230,14 @@ class LiveStep:
         if not self.closing:
             self._record(STEP_CANCELLED, {"key": self._key, "reason": "cancelled"})
 
-    def _retry(self, error: Exception, tries: int) -> float:
-        """Record the failure and return the seconds until the next attempt, or raise it if there is none."""
-        self._failed(error, typed=False)
-        delay_s = self._delay_s(error, tries)
-        if delay_s is None:
-            raise error
-        return delay_s
-
-    def _delay_s(self, error: Exception, tries: int) -> float | None:
+    def _delay_s(self, error: BaseException, tries: int) -> float | None:
         retry = self._step.retry
-        if retry is None or not isinstance(error, retry.on):
+        if retry is None or self._stopped or not isinstance(error, retry.on):
             return None
         return retry.delay_s(self._tools.journal.execution_id, self._key, tries)
 
-    def _completed(self, output: object) -> Any:
-        body = encode({"key": self._key, "output": output})
-        self._tools.journal.commit(KIND_NAMES[STEP_COMPLETED], body, self._key)
-        return decode(body)["output"]
-
-    def _failed(self, error: Exception, *, typed: bool) -> dict[str, Any]:
-        recorded = failures.record(error)
+    def _failed(self, error: BaseException, *, typed: bool) -> dict[str, Any]:
+        recorded = failures.record(error, self._step.failures if typed else ())
         self._record(STEP_FAILED, {"key": self._key, "typed": typed, "error": recorded})
         return recorded
 
@@ -214,25 +252,38 @@ class _Attempt:
         self._tools = tools
         self._step = step
         self._fx = EffectContext(tools.journal, tools.calls, step.id, key, number, tools.persists_json)
+        self._executing = 0
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self, input: object) -> Any:
         """Return what the effect returns; raise what it raises, or `StepTimeoutError`."""
-        if self._step.timeout_s is None:
-            return await self._effect(input)
+        try:
+            if self._step.timeout_s is None:
+                return await self._effect(input)
+            return await self._in_time(input, self._step.timeout_s)
+        finally:
+            self._fx.end()
+
+    async def _in_time(self, input: object, timeout_s: float) -> Any:
         loop = asyncio.get_running_loop()
         effect = loop.create_task(self._effect(input))
-        timer = loop.create_task(_nap(self._tools.clock, self._step.timeout_s))
+        timer = loop.create_task(_nap(self._tools.clock, timeout_s))
         try:
             await asyncio.wait((effect, timer), return_when=asyncio.FIRST_COMPLETED)
             if effect.done():
                 return effect.result()
-            raise StepTimeoutError(self._fx.key, self._step.timeout_s)
+            raise StepTimeoutError(self._fx.key, timeout_s)
+        except asyncio.CancelledError:
+            if not effect.done():
+                effect.cancel()
+                await asyncio.wait((effect, timer), return_when=asyncio.FIRST_COMPLETED)
+            raise
         finally:
             timer.cancel()
             if not effect.done():
                 effect.cancel()
                 effect.add_done_callback(_drop)
+            del effect
 
     async def over(self, bound_s: float) -> None:
         """Wait until the effect itself has ended, at most `bound_s` seconds."""
@@ -244,41 +295,57 @@ class _Attempt:
                 timer.cancel()
 
     async def _effect(self, input: object) -> Any:
-        self._tools.rule.began()
-        threaded = False
+        executing.set(self._tools.rule)
 
         async def innermost() -> Any:
-            nonlocal threaded
             if self._step.is_async:
                 return await self._step.call(self._fx, input)
-            threaded = True
-            return await self._in_thread(input)
+            returned = await self._in_thread(input)
+            return await returned if inspect.isawaitable(returned) else returned
 
         proceed: Proceed = innermost
         for middleware in reversed(self._tools.middleware):
             proceed = _around(middleware, self._fx, proceed)
+        self._began()
         try:
             return await proceed()
         finally:
-            if not threaded:
-                self._ended()
+            self._ended()
 
     async def _in_thread(self, input: object) -> Any:
+        # Counted on its own: a thread cannot be cancelled, and outlives whoever waits for it.
         loop = asyncio.get_running_loop()
         context = contextvars.copy_context()
-        thread = self._tools.executor.submit(context.run, self._step.call, self._fx, input)
+        thread = self._tools.executor.submit(context.run, _call, self._step, self._fx, input)
+        self._began()
         thread.add_done_callback(lambda _: self._thread_ended(loop))
-        return await asyncio.wrap_future(thread)
+        try:
+            return await asyncio.wrap_future(thread)
+        finally:
+            del thread
 
     def _thread_ended(self, loop: asyncio.AbstractEventLoop) -> None:
         # A loop that is closed by now has no run left whose emits could be judged.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(self._ended)
 
+    def _began(self) -> None:
+        self._executing += 1
+        self._tools.rule.began()
+
     def _ended(self) -> None:
+        self._executing -= 1
         self._tools.rule.ended()
-        if not self._over.done():
+        if self._executing == 0 and not self._over.done():
             self._over.set_result(None)
+
+
+def _call(step: StepDefinition, fx: EffectContext, input: object) -> Any:
+    try:
+        return step.call(fx, input)
+    except StopIteration as error:
+        # As in any coroutine: no future can carry one, and whoever waits for it would wait for ever.
+        raise RuntimeError(f"step {fx.key!r} raised StopIteration") from error
 
 
 def _around(middleware: EffectMiddleware, fx: EffectContext, proceed: Proceed) -> Proceed:
@@ -296,5 +363,4 @@ def _drop(effect: asyncio.Task[Any]) -> None:
 
 def served_failure(step: StepDefinition, key: str, error: dict[str, Any]) -> BaseException:
     """Return the exception that stands for a recorded typed failure, the same on every run."""
-    rebuilt = failures.rebuild(error, step.failures)
-    return StepFailedError(key, error) if rebuilt is None else rebuilt
+    return failures.rebuild(key, error, step.failures)

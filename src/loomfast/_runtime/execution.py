@@ -17,7 +17,9 @@ from loomfast._events import RUNNING
 from loomfast._kernels import State, encode
 from loomfast._runtime.context import WorkflowContext
 from loomfast._runtime.deps import RunDeps
+from loomfast._runtime.hooks import logger
 from loomfast._runtime.journal import ExecutionJournal
+from loomfast._runtime.signals import RunSignal
 
 
 class DrivenExecution:
@@ -35,22 +37,27 @@ class DrivenExecution:
         self.closing = False
         self._deps = deps
         self._cancelled = False
-        self._reason: object = None
+        self._reason = b""
         self._failure: BaseException | None = None
         self._in_flow = False
         self._context: WorkflowContext | None = None
         self._task: asyncio.Task[None] | None = None
         journal.on_failure = self._abort
 
-    def begin(self) -> asyncio.Task[None]:
-        """Start driving; the task ends when the execution rests or the runtime closes."""
-        self._task = asyncio.get_running_loop().create_task(self._drive())
+    def begin(self, *, inherit: bool) -> asyncio.Task[None]:
+        """Start driving; the task ends when the execution rests or the runtime closes.
+
+        With `inherit` the first run sees the caller's context variables; any other sees the runtime's.
+        """
+        context = None if inherit else self._deps.context.copy()
+        self._task = asyncio.get_running_loop().create_task(self._drive(), context=context)
         # A task that is cancelled before its first step never enters `_drive`.
         self._task.add_done_callback(lambda _: self._end())
         return self._task
 
     def _end(self) -> None:
         self.journal.closed = True
+        self.journal.on_failure = None
         if not self.rest.done():
             self.rest.set_exception(
                 self.journal.failure or self._failure or RuntimeClosedError(self.journal.execution_id)
@@ -59,17 +66,22 @@ class DrivenExecution:
     async def _drive(self) -> None:
         journal = self.journal
         try:
+            if not self._cancelled:
+                await self._run()
             while True:
-                if not self._cancelled:
-                    await self._run()
                 if self._cancelled and journal.state.ended is None:
-                    journal.commit("EXECUTION_CANCELLED", encode({"reason": self._reason}))
+                    journal.commit("EXECUTION_CANCELLED", self._reason)
                 await journal.drain()
                 # An answer or a cancel may have come while this run was still unwinding: then there is more.
                 if journal.state.status != RUNNING and not (self._cancelled and journal.state.ended is None):
                     break
+                if not self._cancelled:
+                    await asyncio.get_running_loop().create_task(
+                        self._run(), context=self._deps.context.copy()
+                    )
         except (StorageWriteError, DeterminismError) as error:
-            self._failure = error
+            # Without its traceback, which would keep the frames of the flow, and this one, and so itself.
+            self._failure = error.with_traceback(None)
         except asyncio.CancelledError:
             if not self.closing:
                 raise
@@ -80,6 +92,8 @@ class DrivenExecution:
 
     async def _run(self) -> None:
         journal = self.journal
+        if journal.failure is not None:  # before the flow's first turn: nothing was there to interrupt
+            raise journal.failure
         context = self._context = WorkflowContext(journal, self._deps)
         self._in_flow = True
         try:
@@ -92,12 +106,16 @@ class DrivenExecution:
                 context.close()
                 raise asyncio.CancelledError from error
             fact, body = "EXECUTION_FAILED", encode({"error": failures.record(error)})
+            if not isinstance(error, RunSignal | DeterminismError):
+                logger.warning("execution %r failed", journal.execution_id, exc_info=error)
         finally:
             self._in_flow = False
         await context.settle()
         context.end()
         if journal.failure is not None:
             raise journal.failure
+        if self.closing:
+            raise asyncio.CancelledError
         if context.divergence is not None and not self._cancelled:
             raise context.divergence
         if not context.parked and not self._cancelled:
@@ -116,10 +134,10 @@ class DrivenExecution:
             and task.cancelling() > 0
         )
 
-    def cancel(self, reason: object) -> None:
+    def cancel(self, reason: bytes) -> None:
         """Cancel the execution: its run unwinds, no further effect starts, and it ends `cancelled`.
 
-        `reason` is recorded. The first call counts.
+        `reason` is the payload of its EXECUTION_CANCELLED. The first call counts.
         """
         if self._cancelled:
             return
@@ -144,7 +162,7 @@ class DrivenExecution:
         """
         self.closing = True
         if self._context is not None:
-            self._context.close()
+            self._context.end()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))

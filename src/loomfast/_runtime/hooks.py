@@ -35,5 +35,7 @@ def call(hook: Callable[[Any], object] | None, argument: Any) -> None:
         return
     try:
         hook(argument)
-    except Exception:
+    except (KeyboardInterrupt, SystemExit):
+        raise  # meant for the program, not for the run
+    except BaseException:
         logger.exception("a hook raised and was ignored: %r", hook)

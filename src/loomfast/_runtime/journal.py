@@ -14,6 +14,10 @@ A failed write is final. The journal keeps the error, drops the queue and calls 
 every `commit` raises `AbortSignal`, whatever the flow has caught. What was folded beyond the last durable
 event never happened, and dies with the run.
 
+An *outcome* is an event that later calls are served from: a step's completion or failure, a decision, an
+answer. `outcomes_durable` waits for those alone. A live effect begins behind it, so that no effect ever acts
+on an outcome that a crash could still undo.
+
 `adopt` takes in an event that is durable already (a bootstrap, the answer to a gate): everything that
 `commit` does, except the append (ADR 0103, D1).
 
@@ -28,7 +32,7 @@ from collections.abc import Callable, Generator, Sequence
 
 from loomfast._core.answers import Draft
 from loomfast._errors import MalformedEventError, RunOverError, StorageWriteError
-from loomfast._events import Opaque
+from loomfast._events import OUTCOMES, Opaque
 from loomfast._kernels import Envelope, State, fold_events
 from loomfast._runtime.clock import Clock
 from loomfast._runtime.hooks import Hooks, call
@@ -68,11 +72,13 @@ class ExecutionJournal:
         self._store = store
         self._clock = clock
         self._hooks = hooks
+        self._durable = self._next - 1
+        self._outcome = self._durable
         self._batch_events = batch_events
         self._queue: deque[tuple[Envelope, ...]] = deque()
         self._queued = 0
         self._writer: asyncio.Task[None] | None = None
-        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
 
     @property
     def state(self) -> State:
@@ -90,7 +96,7 @@ class ExecutionJournal:
             self._next + ahead,
             draft.event_type,
             draft.body,
-            self._clock.now_ms(),
+            int(self._clock.now_ms()),
             draft.subject,
             draft.stamp,
             self.fence,
@@ -122,6 +128,8 @@ class ExecutionJournal:
                 self.execution_id, envelope.sequence, "sequence", f"must be {self._next} to be adopted"
             )
         self._fold(envelope)
+        self._durable = envelope.sequence
+        call(self._hooks.on_event, envelope)
         call(self._hooks.on_commit, envelope)
 
     async def drain(self) -> None:
@@ -130,16 +138,22 @@ class ExecutionJournal:
 
         Cancelling the wait changes nothing about the writes.
         """
-        await self._below(1)
+        await self._until(lambda: self._queued == 0)
+
+    async def outcomes_durable(self) -> None:
+        """Return once every outcome committed before this call is durable; otherwise as `drain`."""
+        outcome = self._outcome
+        if self._durable < outcome:
+            await self._until(lambda: self._durable >= outcome)
 
     def room(self) -> Room:
         """Return an awaitable that is done as soon as the queue has room."""
         return Room(self)
 
-    async def _below(self, limit: int) -> None:
-        while self._queued >= limit and self.failure is None:
+    async def _until(self, reached: Callable[[], bool]) -> None:
+        while self.failure is None and not reached():
             waiter = asyncio.get_running_loop().create_future()
-            self._waiters.append((limit, waiter))
+            self._waiters.append((reached, waiter))
             await waiter
         if self.failure is not None:
             raise self.failure
@@ -155,14 +169,18 @@ class ExecutionJournal:
         self._queued += len(unit)
         if self._writer is None:
             self._writer = asyncio.get_running_loop().create_task(self._write())
+        # Last, when everything stands: a hook may come back with an event of its own.
+        for envelope in unit:
+            call(self._hooks.on_event, envelope)
 
     def _fold(self, envelope: Envelope) -> None:
         self._state = fold_events(self._state, (envelope,))
         self._next = envelope.sequence + 1
-        call(self._hooks.on_event, envelope)
+        if envelope.kind in OUTCOMES:
+            self._outcome = envelope.sequence
 
     async def _write(self) -> None:
-        while self._queue:
+        while True:
             batch = list(self._queue[0])
             units = 1
             while units < len(self._queue) and len(batch) + len(self._queue[units]) <= self._batch_events:
@@ -174,19 +192,24 @@ class ExecutionJournal:
                 else:
                     await self._store.append_batch(batch)
             except BaseException as error:
+                # A cancelled append counts as failed too: whoever waits for it must not wait for ever.
                 self._fail(batch[0].sequence, error)
-                if isinstance(error, Exception):
-                    return
-                raise  # stopped with its loop: nobody may wait for a writer that is gone
+                if not isinstance(error, Exception):
+                    raise
+                return
             for _ in range(units):
                 self._queue.popleft()
             self._queued -= len(batch)
+            self._durable = batch[-1].sequence
+            done = not self._queue
+            if done:
+                self._writer = None
+            self._wake()
             if self._hooks.on_commit is not None:
                 for envelope in batch:
                     call(self._hooks.on_commit, envelope)
-            if not self._queue:
-                self._writer = None
-            self._wake()
+            if done:
+                return
 
     def _fail(self, sequence: int, error: BaseException) -> None:
         self.failure = write_error(self.execution_id, sequence, error)
@@ -202,9 +225,9 @@ class ExecutionJournal:
         if not self._waiters:
             return
         waiting, self._waiters = self._waiters, []
-        for limit, waiter in waiting:
-            if self._queued >= limit and self.failure is None:
-                self._waiters.append((limit, waiter))
+        for reached, waiter in waiting:
+            if self.failure is None and not reached():
+                self._waiters.append((reached, waiter))
             elif not waiter.done():
                 waiter.set_result(None)
 
@@ -223,7 +246,7 @@ class Room:
 
     async def _wait(self) -> None:
         try:
-            await self._journal._below(QUEUE_EVENTS)
+            await self._journal._until(lambda: self._journal._queued < QUEUE_EVENTS)
         except StorageWriteError as error:
             raise AbortSignal from error
 

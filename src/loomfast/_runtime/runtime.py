@@ -7,21 +7,27 @@ not: how one run goes (execution, context), how a bootstrap becomes durable (boo
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakValueDictionary
 
 from loomfast._core import answers, schema
 from loomfast._core.answers import Draft
+from loomfast._core.arguments import text_argument
 from loomfast._core.definitions import FlowDefinition, FlowFunction
 from loomfast._core.definitions import flow as define_flow
 from loomfast._errors import (
     BadInputError,
     ConflictError,
+    DuplicateSequenceError,
+    ExecutionAlreadyExistsError,
     ExecutionEndedError,
     GateRefusedError,
+    LoomError,
     RuntimeClosedError,
     StaleFenceError,
     StepRefusedError,
@@ -30,15 +36,16 @@ from loomfast._errors import (
     UnknownFlowError,
 )
 from loomfast._events import CANCELLED, RUNNING
-from loomfast._kernels import Envelope, State, encode
+from loomfast._kernels import Envelope, State, decode, encode, fold_events
 from loomfast._runtime.bootstrap import append_bootstrap
 from loomfast._runtime.clock import Clock, SystemClock
 from loomfast._runtime.deps import DeterminismPolicy, RunDeps
 from loomfast._runtime.effects import EffectMiddleware
 from loomfast._runtime.execution import DrivenExecution
 from loomfast._runtime.handle import ExecutionHandle
-from loomfast._runtime.hooks import Hooks, call
+from loomfast._runtime.hooks import Hooks, call, logger
 from loomfast._runtime.journal import BATCH_EVENTS, ExecutionJournal, write_error
+from loomfast._runtime.loading import StateLoader
 from loomfast.stores import EventStore
 
 # How often a waiter looks for what another process has written.
@@ -61,7 +68,9 @@ class WorkflowRuntime:
     `ignore`. `clock` and `id_factory` are injected so that a run can be repeated exactly. `step_threads`
     bounds the threads of sync steps; `executor` puts the caller's own in their place, and is left open.
     `batch_events` bounds how many events one append carries: 1 makes every event a write of its own, which is
-    what a test of crashes wants.
+    what a test of crashes wants. With `snapshot_every`, an execution that rests at a gate and has gained so
+    many events since its last snapshot gets a new one, and with `truncate` the events that it covers are
+    removed.
 
     One runtime belongs to one event loop. Use it as an async context manager, or call `close`.
     """
@@ -82,14 +91,27 @@ class WorkflowRuntime:
         step_threads: int = 16,
         executor: Executor | None = None,
         batch_events: int = BATCH_EVENTS,
+        snapshot_every: int | None = None,
+        truncate: bool = False,
     ) -> None:
+        if not isinstance(store, EventStore):
+            raise BadInputError(f"store must be an EventStore, not {type(store).__name__}")
+        if determinism not in ("error", "warn", "ignore"):
+            raise BadInputError(f"determinism={determinism!r}: choose error, warn or ignore")
+        if step_threads < 1:
+            raise BadInputError(f"step_threads={step_threads}: must be 1 or more")
+        if snapshot_every is not None and snapshot_every < 1:
+            raise BadInputError(f"snapshot_every={snapshot_every}: must be 1 or more events")
         if batch_events < 1:
             raise BadInputError(f"batch_events={batch_events}: must be 1 or more")
         self.store = store
+        self._states = StateLoader(store)
         self._clock = clock or SystemClock()
         self._id_factory = id_factory or ulid_factory()
         self._hooks = Hooks(on_event, on_commit, on_storage_error)
         self._batch_events = batch_events
+        self._snapshot_every = snapshot_every
+        self._truncate = truncate
         self._own_executor: Executor | None = None
         if executor is None:
             executor = ThreadPoolExecutor(step_threads, thread_name_prefix="loomfast-step")
@@ -101,10 +123,12 @@ class WorkflowRuntime:
             tuple(middleware),
             determinism,
             store.persists_json,
+            contextvars.copy_context(),
         )
         self._flows: dict[str, FlowDefinition] = {}
         self._driven: dict[str, DrivenExecution] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._watchers: dict[str, set[asyncio.Future[None]]] = {}
         self._closed = False
         for flow in flows:
@@ -138,23 +162,36 @@ class WorkflowRuntime:
         exist.
         """
         self._check_open()
-        definition = self.register(flow)
-        schema.check(definition.input, input, f"input of flow {definition.id!r}")
-        body = encode({"flowId": definition.id, "flowVersion": definition.version, "input": input})
-        extra = None if compute_target is None else encode({"computeTarget": compute_target})
-        chosen = execution_id is not None
-        journal = self._journal(self._id_factory() if execution_id is None else execution_id, fence=fence)
-        if chosen:
-            envelope = journal.envelope(Draft("EXECUTION_STARTED", body), extra=extra)
-            try:
-                await append_bootstrap(self.store, envelope)
-            except StorageWriteError as error:
-                call(self._hooks.on_storage_error, error)
-                raise
-            journal.adopt(envelope)
-        else:
+        if fence is not None and (type(fence) is not int or not 0 <= fence < 2**63):
+            raise BadInputError(f"fence={fence!r}: must be a token that acquire_fence returned")
+        if execution_id is not None:
+            text_argument("execution_id", execution_id)
+        try:
+            definition = self.register(flow)
+            body = _started(definition, input)
+            extra = None if compute_target is None else encode({"computeTarget": compute_target})
+        except BadInputError as error:
+            if execution_id is not None and await self.store.read_range(execution_id, 0, 0):
+                raise ExecutionAlreadyExistsError(execution_id) from error
+            raise
+        if execution_id is None:
+            journal = self._journal(self._id_factory(), fence=fence)
             journal.commit("EXECUTION_STARTED", body, extra=extra)
-        return self._drive(definition, journal)
+            return self._drive(definition, journal, inherit=True)
+        journal = self._journal(execution_id, fence=fence)
+        envelope = journal.envelope(Draft("EXECUTION_STARTED", body), extra=extra)
+        return await self._finish(execution_id, self._start_once(definition, journal, envelope))
+
+    async def _start_once(
+        self, flow: FlowDefinition, journal: ExecutionJournal, envelope: Envelope
+    ) -> ExecutionHandle:
+        try:
+            await append_bootstrap(self.store, envelope)
+        except StorageWriteError as error:
+            call(self._hooks.on_storage_error, error)
+            raise
+        journal.adopt(envelope)
+        return self._drive(flow, journal, inherit=True)
 
     # --- answering -------------------------------------------------------------------------------
 
@@ -220,26 +257,29 @@ class WorkflowRuntime:
     async def cancel(self, execution_id: str, reason: Any = None) -> State:
         """Cancel an execution and return its final state. A repeat is a no-op.
 
-        One driven here unwinds first: what runs is cancelled, no further effect starts, `finally` blocks of
-        the flow run without it. One that is parked, or driven elsewhere (which is fenced out), ends at once.
+        One driven here unwinds first: what runs is cancelled, no further effect starts, and `finally` blocks
+        of the flow run, without any call of the context. One that is parked ends at once and is not
+        re-entered: no `finally` block runs. One driven elsewhere is fenced out, and ends at once too.
         Raises `ExecutionEndedError` for one that has completed or failed, `UnknownExecutionError`,
         `JsonFormError`, `StorageWriteError`.
         """
         self._check_open()
         body = encode({"reason": reason})
-        live = self._live(execution_id)
+        async with self._turn(execution_id):
+            live = self._live(execution_id)
+            if live is None:
+                state = await self._cancel_parked(execution_id, body)
+            else:
+                live.cancel(body)
         if live is not None:
-            live.cancel(reason)
             state = await asyncio.shield(live.rest)
-        else:
-            state = await self._cancel_parked(execution_id, body)
         if state.status != CANCELLED:
             raise ExecutionEndedError(execution_id, state.status)
         return state
 
     async def _cancel_parked(self, execution_id: str, body: bytes) -> State:
         while True:
-            state = await self._load(execution_id)
+            state = await self._states.load(execution_id)
             if state.ended is not None:
                 return state
             fence = await self.store.acquire_fence(execution_id)
@@ -263,17 +303,30 @@ class WorkflowRuntime:
         `beaten` makes the error for a call that came second.
         """
         self._check_open()
+        return await self._finish(execution_id, self._tell_in_turn(execution_id, drafted, beaten))
+
+    async def _tell_in_turn(
+        self,
+        execution_id: str,
+        drafted: Callable[[State], tuple[Draft, ...]],
+        beaten: Callable[[], ConflictError],
+    ) -> ExecutionHandle:
         live = self._live(execution_id)
         if live is not None:
             await live.journal.drain()
             live = self._live(execution_id)
         if live is not None:
             live.journal.commit_group(drafted(live.journal.state))
-            await live.journal.drain()
+            try:
+                await live.journal.drain()
+            except StorageWriteError as error:
+                if isinstance(error.__cause__, ConflictError):
+                    raise beaten() from error
+                raise
             return ExecutionHandle(self, execution_id, live.rest)
         fence: int | None = None
         while True:
-            state = await self._load(execution_id)
+            state = await self._states.load(execution_id)
             flow = self._flow_of(state)
             journal = self._journal(execution_id, state=state, fence=fence)
             drafts = drafted(state)
@@ -288,12 +341,48 @@ class WorkflowRuntime:
                 fence = await self.store.acquire_fence(execution_id)
             except ConflictError as error:
                 raise beaten() from error
-        live = self._live(execution_id)
-        if live is not None:  # recovered here in the meantime, from a log that already held this
-            return ExecutionHandle(self, execution_id, live.rest)
         for envelope in envelopes:
             journal.adopt(envelope)
         return self._drive(flow, journal)
+
+    async def _finish(self, execution_id: str, work: Coroutine[Any, Any, ExecutionHandle]) -> ExecutionHandle:
+        """Do, one at a time for an execution, what must not stop half-way when its caller is cancelled.
+
+        What has been written gets driven, whether or not somebody still waits for the handle.
+        """
+        task = asyncio.get_running_loop().create_task(self._in_turn(execution_id, work))
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return await asyncio.shield(task)
+
+    async def _in_turn(
+        self, execution_id: str, work: Coroutine[Any, Any, ExecutionHandle]
+    ) -> ExecutionHandle:
+        async with self._turn(execution_id):
+            return await work
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen here, in case the caller is gone
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    async def _snapshot_due(self, execution_id: str, sequence: int, every: int) -> None:
+        try:
+            taken = await self.store.snapshots.list(execution_id)
+            newest = max((summary.sequence for summary in taken), default=0)
+            if sequence - newest >= every:
+                covered = await self.snapshot(execution_id)
+                if self._truncate:
+                    await self.store.truncate_prefix(execution_id, covered + 1)
+                    await self.store.snapshots.delete(execution_id, covered)
+        except LoomError:
+            # The log is complete without it; the next rest tries again.
+            logger.exception("no snapshot of execution %r could be taken", execution_id)
 
     async def _append(self, *envelopes: Envelope) -> None:
         try:
@@ -310,19 +399,93 @@ class WorkflowRuntime:
     async def recover(self, execution_id: str) -> ExecutionHandle:
         """Drive on an execution whose process died while it ran; one that rests is left as it is.
 
-        Raises `UnknownExecutionError`, `UnknownFlowError`. The caller sees to it that nobody else drives it;
-        if somebody does, the store's uniqueness lets one of the two go on.
+        It is fenced first: a process that still drives it, against the caller's belief, is refused at its
+        next write. Raises `UnknownExecutionError`, `UnknownFlowError`.
         """
         self._check_open()
+        return await self._finish(execution_id, self._recover(execution_id))
+
+    async def _recover(self, execution_id: str) -> ExecutionHandle:
         live = self._live(execution_id)
-        if live is None:
-            state = await self._load(execution_id)
-            live = self._live(execution_id)
-            if live is None:
-                if state.status != RUNNING:
-                    return ExecutionHandle(self, execution_id)
-                return self._drive(self._flow_of(state), self._journal(execution_id, state=state))
-        return ExecutionHandle(self, execution_id, live.rest)
+        if live is not None:
+            return ExecutionHandle(self, execution_id, live.rest)
+        state = await self._states.load(execution_id)
+        if state.status != RUNNING:
+            return ExecutionHandle(self, execution_id)
+        flow = self._flow_of(state)
+        fence = await self.store.acquire_fence(execution_id)
+        state = await self._states.load(execution_id)  # again: what came before the fence counts
+        if state.status != RUNNING:
+            return ExecutionHandle(self, execution_id)
+        return self._drive(flow, self._journal(execution_id, state=state, fence=fence))
+
+    # --- history ---------------------------------------------------------------------------------
+
+    async def snapshot(self, execution_id: str) -> int:
+        """Save a snapshot of the durable state of an execution, and return the sequence it covers.
+
+        Raises `UnknownExecutionError`, `TooDeepError`, `StorageError`. The execution may go on meanwhile.
+        """
+        self._check_open()
+        return (await self._states.snapshot(execution_id)).sequence
+
+    async def truncate_prefix(self, execution_id: str, before: int | None = None) -> int:
+        """Remove the events below `before` that a snapshot covers, and return how many were removed.
+
+        Without `before`, a snapshot is taken now and everything it covers goes. Sequence 0 and the newest
+        event stay, so the id remains taken and the log goes on where it was. Raises `SnapshotNeededError`,
+        and as `snapshot`.
+        """
+        self._check_open()
+        if before is None:
+            before = await self.snapshot(execution_id) + 1
+        return await self.store.truncate_prefix(execution_id, before)
+
+    async def fork(
+        self,
+        execution_id: str,
+        at_sequence: int,
+        branch_name: str | None = None,
+        *,
+        fork_id: str | None = None,
+    ) -> ExecutionHandle:
+        """Start a new execution from the events 0 to `at_sequence` of another, and drive it on.
+
+        The child is served what it inherits: no effect of the prefix runs again and nothing is emitted twice.
+        It brings along no fence and no end; with `branch_name` it is registered in `store.branches`. To take
+        another way at a gate, cut at its EXECUTION_SUSPENDED; to run a failed step again, cut before its
+        failure. The origin is not touched. With `fork_id` a repeat raises `ExecutionAlreadyExistsError`.
+        Raises `UnknownExecutionError`, `BeyondLogError`, `PrefixTruncatedError`, `BadInputError` for a cut at
+        or behind the end, `BranchExistsError`, `UnknownFlowError`, `StorageError`.
+        """
+        self._check_open()
+        if fork_id is not None:
+            text_argument("fork_id", fork_id)
+        prefix = await self.store.read_range(execution_id, 0, at_sequence)
+        if not prefix:
+            raise UnknownExecutionError(execution_id)
+        state = fold_events(None, prefix)
+        if state.ended is not None:
+            raise BadInputError(
+                f"execution {execution_id!r} has {state.status} by {at_sequence}: cut before that"
+            )
+        flow = self._flow_of(state)
+        child_id = self._id_factory() if fork_id is None else fork_id
+        return await self._finish(
+            child_id, self._fork(flow, execution_id, child_id, at_sequence, branch_name)
+        )
+
+    async def _fork(
+        self, flow: FlowDefinition, source_id: str, child_id: str, at_sequence: int, branch_name: str | None
+    ) -> ExecutionHandle:
+        try:
+            await self.store.copy_prefix(source_id, child_id, at_sequence, branch_name=branch_name)
+        except DuplicateSequenceError as error:
+            raise ExecutionAlreadyExistsError(child_id) from error
+        state = await self._states.load(child_id)
+        if state.status != RUNNING:
+            return ExecutionHandle(self, child_id)
+        return self._drive(flow, self._journal(child_id, state=state))
 
     # --- looking ---------------------------------------------------------------------------------
 
@@ -332,7 +495,7 @@ class WorkflowRuntime:
 
     async def load_state(self, execution_id: str) -> State | None:
         """Fold and return the durable state of an execution, or None if the store does not know it."""
-        return await self.store.fold(execution_id)
+        return await self._states.find(execution_id)
 
     async def wait_for(
         self,
@@ -346,15 +509,15 @@ class WorkflowRuntime:
         what keeps an execution driven here from resting (`StorageWriteError`, `RuntimeClosedError`), and what
         `failure` returns once nobody here drives the execution.
         """
-        state: State | None = None
         while True:
             watcher = self._watch(execution_id)
             try:
                 live = self._live(execution_id)
+                state: State | None
                 if live is not None:
                     state = await asyncio.shield(live.rest)
                 else:
-                    state = await self.store.fold(execution_id, state)
+                    state = await self._states.find(execution_id)
                 if state is not None and state.status in statuses:
                     return state
                 failed = failure()
@@ -395,7 +558,7 @@ class WorkflowRuntime:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise RuntimeClosedError("-")
+            raise RuntimeClosedError
 
     def _journal(
         self, execution_id: str, *, state: State | None = None, fence: int | None = None
@@ -414,10 +577,18 @@ class WorkflowRuntime:
         live = self._driven.get(execution_id)
         return None if live is None or live.journal.closed else live
 
-    def _drive(self, flow: FlowDefinition, journal: ExecutionJournal) -> ExecutionHandle:
+    def _turn(self, execution_id: str) -> asyncio.Lock:
+        """Return the lock of whoever, from outside, looks at this execution and acts on what was seen."""
+        return self._turns.setdefault(execution_id, asyncio.Lock())
+
+    def _drive(
+        self, flow: FlowDefinition, journal: ExecutionJournal, *, inherit: bool = False
+    ) -> ExecutionHandle:
+        if self._closed:  # the call that leads here began before `close`
+            raise RuntimeClosedError(journal.execution_id)
         live = DrivenExecution(flow, journal, self._deps)
         self._driven[journal.execution_id] = live
-        task = live.begin()
+        task = live.begin(inherit=inherit)
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._rested(task, live))
         for watcher in self._watchers.get(journal.execution_id, ()):
@@ -429,12 +600,11 @@ class WorkflowRuntime:
         self._tasks.discard(task)
         if self._driven.get(live.journal.execution_id) is live:
             del self._driven[live.journal.execution_id]
-
-    async def _load(self, execution_id: str) -> State:
-        state = await self.store.fold(execution_id)
-        if state is None:
-            raise UnknownExecutionError(execution_id)
-        return state
+        if live.rest.exception() is None:
+            state = live.rest.result()
+            self._states.keep(state)
+            if self._snapshot_every is not None and state.ended is None and not self._closed:
+                self._background(self._snapshot_due(state.execution_id, state.sequence, self._snapshot_every))
 
     def _flow_of(self, state: State) -> FlowDefinition:
         flow = self._flows.get(state.flow_id)
@@ -462,3 +632,11 @@ class WorkflowRuntime:
 
     async def _pause(self, seconds: float) -> None:
         await self._clock.sleep(seconds)
+
+
+def _started(flow: FlowDefinition, input: Any) -> bytes:
+    """Return the payload of EXECUTION_STARTED, once the input in its JSON form fits the flow's schema."""
+    body = encode({"flowId": flow.id, "flowVersion": flow.version, "input": input})
+    if flow.input is not None:
+        schema.check(flow.input, decode(body)["input"], f"input of flow {flow.id!r}")
+    return body

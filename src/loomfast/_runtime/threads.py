@@ -12,7 +12,12 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from loomfast._errors import RunOverError
+
 T = TypeVar("T")
+
+# How often a waiting thread looks whether the loop is still there.
+LOOK_S = 0.5
 
 
 class LoopCalls:
@@ -29,14 +34,29 @@ class LoopCalls:
         return threading.get_ident() == self._thread
 
     def call(self, function: Callable[[], T]) -> T:
-        """Run `function` on the loop and wait for its result; only from another thread."""
+        """Run `function` on the loop and wait for its result; only from another thread.
+
+        Raises `RunOverError` when the loop is gone.
+        """
         result: concurrent.futures.Future[T] = concurrent.futures.Future()
+        try:
+            self._loop.call_soon_threadsafe(_deliver, result, function)
+        except RuntimeError:
+            raise RunOverError("the event loop of this run is closed") from None
+        try:
+            # A loop that stops now never delivers, and tells nobody.
+            while not concurrent.futures.wait((result,), LOOK_S).done:
+                if self._loop.is_closed():
+                    raise RunOverError("the event loop of this run is closed")
+            return result.result()
+        finally:
+            del result  # it holds the failure, whose traceback holds this frame
 
-        def deliver() -> None:
-            try:
-                result.set_result(function())
-            except BaseException as error:
-                result.set_exception(error)
 
-        self._loop.call_soon_threadsafe(deliver)
-        return result.result()
+def _deliver(result: concurrent.futures.Future[T], function: Callable[[], T]) -> None:
+    try:
+        result.set_result(function())
+    except BaseException as error:
+        result.set_exception(error)
+    finally:
+        del result

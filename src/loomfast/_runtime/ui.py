@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from loomfast._core.arguments import text_argument
+from loomfast._events import DEFAULT_SURFACE
 from loomfast._runtime.journal import Room
-
-DEFAULT_SURFACE = "main"
 
 
 class SurfacePatches:
@@ -41,4 +41,6 @@ class SurfacePatches:
         return self._patch(surface, "remove", path, None)
 
     def _patch(self, surface: str, op: str, path: str, value: object) -> Room:
+        text_argument("surface", surface)
+        text_argument("path", path)
         return self._emit("SURFACE_PATCH", {"surface": surface, "op": op, "path": path, "value": value})

@@ -70,7 +70,11 @@ def _run_once(case: Case, quick: bool) -> Outcome:
         return _outcome(case, {}, None, answers_equal=False, ok=False, reason=str(error))
     except ImportError as error:
         return _outcome(case, {}, None, answers_equal=None, ok=None, reason=f"not measured: {error}")
-    ratio = case.judge(measured)
+    try:
+        ratio = case.judge(measured)
+    except KeyError as missing:
+        reason = f"not judged: {missing.args[0]} is not installed"
+        return _outcome(case, measured, None, answers_equal=True, ok=None, reason=reason)
     return _outcome(case, measured, ratio, answers_equal=True, ok=ratio <= case.limit)
 
 
@@ -197,6 +201,9 @@ def _replay_rows(quick: bool) -> Measured:
 
 
 _FLAT = of("k=50000", "k=1000")
+# A log of 50,000 entries does not fit the processor's caches, one of 1,000 does: that alone makes up to 1.7
+# on fast kernels. Copying a history would make 50.
+FLAT_LIMIT = 2.0
 
 CASES: tuple[Case, ...] = (
     Case(
@@ -220,7 +227,7 @@ CASES: tuple[Case, ...] = (
         of("loomfast", "immutables"),
         0.5,
     ),
-    Case("emit-flat", "the same at 50,000 against 1,000", _emit_flat(50_000), _FLAT, 1.5, gate=True),
+    Case("emit-flat", "the same at 50,000 against 1,000", _emit_flat(50_000), _FLAT, FLAT_LIMIT, gate=True),
     Case(
         "emit-flat-1m",
         "the same at 1,000,000 against 1,000",
@@ -271,16 +278,16 @@ CASES: tuple[Case, ...] = (
         within(100e-6),
         1.0,
     ),
-    Case("steps-flat", "one live step at 50,000 against 1,000", _flat("steps"), _FLAT, 1.5, gate=True),
+    Case("steps-flat", "one live step at 50,000 against 1,000", _flat("steps"), _FLAT, FLAT_LIMIT, gate=True),
     Case(
         "decisions-flat",
         "one live decision at 50,000 against 1,000",
         _flat("decisions"),
         _FLAT,
-        1.5,
+        FLAT_LIMIT,
         gate=True,
     ),
-    Case("gates-flat", "one live gate at 50,000 against 1,000", _flat("gates"), _FLAT, 1.5, gate=True),
+    Case("gates-flat", "one live gate at 50,000 against 1,000", _flat("gates"), _FLAT, FLAT_LIMIT, gate=True),
     Case(
         "replay",
         "replay of mixed events in memory, per event, against the pure twin",

@@ -13,6 +13,7 @@ import click
 
 import loomfast
 from loomfast.cli.bench import bench
+from loomfast.cli.check import check
 from loomfast.cli.demo import demo
 from loomfast.cli.info import info
 from loomfast.cli.kernels import digest, fold
@@ -53,5 +54,5 @@ def app() -> None:
     """Durable execution for Python: try it, look into its logs, measure it."""
 
 
-for command in (demo, bench, info, export_log, import_log, fold, digest):
+for command in (demo, bench, info, export_log, import_log, fold, digest, check):
     app.add_command(command)

@@ -19,7 +19,6 @@ from pathlib import Path
 import click
 
 import loomfast
-from loomfast.cli.database import open_existing, open_or_create
 from loomfast.cli.demo_proof import Evidence, Notes, claims, describe
 from loomfast.cli.output import CommandError
 from loomfast.examples.migration_guard import create_sample
@@ -57,7 +56,7 @@ def demo(*, db: Path | None, keep: bool) -> None:
 async def _perform(log: Path, execution_id: str, shop: Path, notes: Path) -> Evidence:
     """Run both processes to where each is meant to get, and collect what they left."""
     create_sample(str(shop))
-    async with await open_or_create(str(log)):
+    async with await loomfast.SqliteEventStore.open(log):
         pass
     async with _process("start", log, execution_id, shop, notes) as (first, says):
         await says("suspended")
@@ -113,7 +112,7 @@ async def _process(
 
 
 async def _read(log: Path, execution_id: str) -> list[loomfast.Envelope]:
-    async with await open_existing(str(log)) as store:
+    async with await loomfast.SqliteEventStore.open(log, create=False) as store:
         return await store.read(execution_id)
 
 

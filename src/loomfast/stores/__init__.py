@@ -10,11 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 from loomfast.stores._memory import MemoryEventStore
 from loomfast.stores._spi import EventStore, ExecutionSummary, PositionedEvent
+from loomfast.stores._spi_branches import Branch, BranchRegistry, Tip
+from loomfast.stores._spi_snapshots import SnapshotStore, SnapshotSummary
 
 if TYPE_CHECKING:
     from loomfast.stores._sqlite import SqliteEventStore
 
-__all__ = ["EventStore", "ExecutionSummary", "MemoryEventStore", "PositionedEvent", "SqliteEventStore"]
+__all__ = [
+    "Branch",
+    "BranchRegistry",
+    "EventStore",
+    "ExecutionSummary",
+    "MemoryEventStore",
+    "PositionedEvent",
+    "SnapshotStore",
+    "SnapshotSummary",
+    "SqliteEventStore",
+    "Tip",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,8 @@
 """The contract every event store keeps, whoever wrote it.
 
-What lives here: `EventStore` and the values its methods return. What must not: any store.
+What lives here: `EventStore` and the values its methods return. `SnapshotStore` and `BranchRegistry`, which
+every event store has one of, are in `_spi_snapshots.py` and `_spi_branches.py`, and go on numbering the
+guarantees. What must not: any store.
 
 The guarantees, each with a test in the conformance kit:
 
@@ -15,16 +17,26 @@ The guarantees, each with a test in the conformance kit:
  7. `read_all` yields every event once, in one total order, and never passes over one that commits late.
  8. No call blocks the event loop. Cancelling a caller leaves no half transaction: its write happens whole
     or not at all.
+ 9. `truncate_prefix` never takes what cannot be had otherwise: it needs a sound snapshot that covers the
+    cut, and it leaves sequence 0 and the newest event. So a truncated execution still reads as existing, by
+    `read_range(id, 0, 0)` as by `last_sequence`; its flow and input stay readable; sequences do not restart.
+10. What was truncated is never missing in silence: a read or a fold that needs it raises
+    `PrefixTruncatedError` with the first sequence available. `read_all` yields what is left, at the
+    positions it always had.
+11. `copy_prefix` copies a whole prefix or nothing, for any length: the same payloads, timestamps and stamps,
+    ids of its own, `forkOf` merged into each event's metadata, and nobody's fence. The source is unchanged.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
 from loomfast._kernels import Envelope, State, fold_events
+from loomfast.stores._spi_branches import BranchRegistry
+from loomfast.stores._spi_snapshots import SnapshotStore
 
 
 class ExecutionSummary(NamedTuple):
@@ -70,7 +82,8 @@ class EventStore(ABC):
     async def read_range(self, execution_id: str, first: int, last: int | None) -> list[Envelope]:
         """Return the events with `first <= sequence <= last`, in order; `last=None` reads to the end.
 
-        Empty for an unknown execution. Raises `StoreReadError` for a row that is not as it was written.
+        Empty for an unknown execution. Raises `PrefixTruncatedError` if one of them was truncated,
+        `StoreReadError` for a row that is not as it was written.
         """
 
     async def read(self, execution_id: str) -> list[Envelope]:
@@ -83,6 +96,9 @@ class EventStore(ABC):
 
     async def fold(self, execution_id: str, state: State | None = None) -> State | None:
         """Fold what the log holds after `state` onto it; None for an unknown execution.
+
+        Raises `PrefixTruncatedError` if an event between `state` and the rest was truncated: take a snapshot
+        as `state` (guarantee 10).
 
         A store overrides this to fold rows without building events, off the event loop.
         """
@@ -110,6 +126,52 @@ class EventStore(ABC):
     @abstractmethod
     async def read_all(self, after: int = 0, *, limit: int = 1000) -> list[PositionedEvent]:
         """Return at most `limit` events beyond position `after`, in the store's total order."""
+
+    @abstractmethod
+    async def truncate_prefix(self, execution_id: str, before: int) -> int:
+        """Remove the events with `0 < sequence < before`, and return how many were removed.
+
+        Sequence 0 and the newest event stay, however large `before` is; what is gone already is not counted.
+        Fences are not judged: what a snapshot covers is the same for every writer.
+
+        Raises, with nothing removed: `SnapshotNeededError` unless a snapshot of `store.snapshots` that passes
+        its checksum covers `before - 1` or more; `UnknownExecutionError`; `BadInputError` for a negative
+        `before`; and as `append` for failing storage. ADR 0102, D5.
+        """
+
+    @abstractmethod
+    async def copy_prefix(
+        self,
+        source_id: str,
+        target_id: str,
+        through: int,
+        *,
+        fork_metadata: Mapping[str, object] | None = None,
+        branch_name: str | None = None,
+    ) -> None:
+        """Copy the events 0 to `through` of one execution into a new one, all or nothing.
+
+        `forkOf: {executionId, sequence}` is merged into each copy's metadata, over an older one; so are the
+        members of `fork_metadata`, which may name another `forkOf`. Fences are dropped; the target's status
+        is that of the copied prefix. With `branch_name` the target is also registered in `store.branches`,
+        in the same transaction.
+
+        Raises, with nothing written: `UnknownExecutionError` for the source, `BeyondLogError` if it ends
+        before `through`, `PrefixTruncatedError` if part of the prefix is gone, `DuplicateSequenceError` if
+        the target exists, `StaleFenceError` if somebody has fenced it, `BranchExistsError`, `BadInputError`
+        for a negative `through` or `fork_metadata` that names `fence` or `flowEmit`, `StoreReadError` for a
+        damaged source, and as `append` for failing storage. ADR 0102, D5.
+        """
+
+    @property
+    @abstractmethod
+    def snapshots(self) -> SnapshotStore:
+        """The snapshots kept beside the logs."""
+
+    @property
+    @abstractmethod
+    def branches(self) -> BranchRegistry:
+        """The names of forks, and where each comes from."""
 
     async def close(self) -> None:  # noqa: B027  # a store without resources has nothing to close
         """Release what the store holds. Idempotent; pending appends are finished first."""

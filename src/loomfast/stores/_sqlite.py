@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Self
 
@@ -18,7 +18,11 @@ from loomfast._errors import BadInputError, StoreClosedError
 from loomfast._kernels import Envelope, State
 from loomfast.stores import _sqlite_reader as reader
 from loomfast.stores._admission import check_page, refuse_unstorable
+from loomfast.stores._forking import Copier, check_branch, check_cut
 from loomfast.stores._spi import EventStore, ExecutionSummary, PositionedEvent
+from loomfast.stores._sqlite_branches import SqliteBranchRegistry
+from loomfast.stores._sqlite_compaction import CopyPrefix, TruncatePrefix
+from loomfast.stores._sqlite_snapshots import SqliteSnapshotStore
 from loomfast.stores._sqlite_writer import AcquireFence, Append, Open, Writer
 from loomfast.stores._threads import Call, Worker
 
@@ -51,13 +55,17 @@ class SqliteEventStore(EventStore):
         cls,
         path: str | os.PathLike[str],
         *,
+        create: bool = True,
         synchronous: Literal["FULL", "NORMAL"] = "FULL",
         busy_timeout_ms: int = 5000,
     ) -> Self:
-        """Open the database at `path`, creating it if it is not there; its folder must exist.
+        """Open the database at `path`, creating it if it is not there and `create`; its folder must exist.
 
-        Raises `BadInputError` for the arguments, `StoreBusyError` when it is locked for longer than
-        `busy_timeout_ms`, `StorageError` (with its cause) when it cannot be opened, is no loomfast database
+        A file without content counts as not there. An older version's database is brought up to date.
+
+        Raises `BadInputError` for the arguments, `StoreMissingError` when nothing is there and `create` is
+        off, `NotAStoreError` for a file that is not loomfast's (it is not changed), `StoreBusyError` when it
+        is locked for longer than `busy_timeout_ms`, `StorageError` (with its cause) when it cannot be opened
         or is a newer version's.
         """
         name = _file_name(path)
@@ -65,7 +73,7 @@ class SqliteEventStore(EventStore):
             raise BadInputError(f"synchronous={synchronous!r}: choose FULL or NORMAL")
         if busy_timeout_ms < 0:
             raise BadInputError(f"busy_timeout_ms={busy_timeout_ms}: must be 0 or more")
-        writer = Writer(name, synchronous, busy_timeout_ms)
+        writer = Writer(name, synchronous, busy_timeout_ms, create=create)
         call = Open()
         writer.submit(call)
         writer.start()
@@ -84,7 +92,15 @@ class SqliteEventStore(EventStore):
         if not envelopes:
             return
         refuse_unstorable(envelopes)
-        await self._ask(self._writer, envelopes[0].execution_id, Append(envelopes))
+        await self._write(envelopes[0].execution_id, Append(envelopes))
+
+    @property
+    def snapshots(self) -> SqliteSnapshotStore:
+        return SqliteSnapshotStore(self)
+
+    @property
+    def branches(self) -> SqliteBranchRegistry:
+        return SqliteBranchRegistry(self)
 
     async def read_range(self, execution_id: str, first: int, last: int | None) -> list[Envelope]:
         query = partial(reader.read_range, execution_id=execution_id, first=first, last=last)
@@ -111,8 +127,7 @@ class SqliteEventStore(EventStore):
         return page
 
     async def acquire_fence(self, execution_id: str) -> int:
-        self._check_usable(execution_id)
-        token: int = await self._ask(self._writer, execution_id, AcquireFence(execution_id))
+        token: int = await self._write(execution_id, AcquireFence(execution_id))
         return token
 
     async def read_all(self, after: int = 0, *, limit: int = 1000) -> list[PositionedEvent]:
@@ -120,6 +135,26 @@ class SqliteEventStore(EventStore):
         query = partial(reader.read_all, after=after, limit=limit)
         page: list[PositionedEvent] = await self._read(None, query)
         return page
+
+    async def truncate_prefix(self, execution_id: str, before: int) -> int:
+        """As the contract says. The space is used again by later writes; the file does not shrink."""
+        check_cut(before)
+        removed: int = await self._write(execution_id, TruncatePrefix(execution_id, before))
+        return removed
+
+    async def copy_prefix(
+        self,
+        source_id: str,
+        target_id: str,
+        through: int,
+        *,
+        fork_metadata: Mapping[str, object] | None = None,
+        branch_name: str | None = None,
+    ) -> None:
+        copier = Copier(source_id, target_id, through, fork_metadata)
+        if branch_name is not None:
+            check_branch(branch_name, target_id, source_id, through)
+        await self._write(target_id, CopyPrefix(source_id, target_id, through, copier, branch_name))
 
     async def close(self) -> None:
         """Finish what is queued, then close. A second call returns at once; a forked child closes nothing.
@@ -149,6 +184,10 @@ class SqliteEventStore(EventStore):
         self._check_usable(execution_id)
         return await self._ask(self._reader, execution_id, reader.Read(execution_id, query))
 
+    async def _write(self, execution_id: str | None, call: Call) -> Any:
+        self._check_usable(execution_id)
+        return await self._ask(self._writer, execution_id, call)
+
     async def _ask(self, worker: Worker, execution_id: str | None, call: Call) -> Any:
         if not worker.submit(call):
             raise StoreClosedError(execution_id, f"{self._path}: the store has been closed")
@@ -167,4 +206,9 @@ def _file_name(path: str | os.PathLike[str]) -> str:
     name = os.fspath(path)
     if not isinstance(name, str) or not name or name == ":memory:" or "\x00" in name:
         raise BadInputError(f"path {name!r}: must name a file; for a store in memory use MemoryEventStore")
-    return os.path.abspath(name)
+    name = os.path.abspath(name)
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise BadInputError(f"{name}: SQLite takes names in UTF-8 only") from None
+    return name

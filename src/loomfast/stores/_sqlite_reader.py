@@ -17,12 +17,12 @@ from typing import Any, Final
 import apsw
 
 from loomfast import _events as ev
-from loomfast._errors import LoomError, StoreReadError
+from loomfast._errors import LoomError, MalformedEventError, PrefixTruncatedError, StoreReadError
 from loomfast._kernels import Envelope, State, fold_rows
 from loomfast.stores import _sqlite_schema as schema
 from loomfast.stores._admission import NO_EVENT
 from loomfast.stores._spi import ExecutionSummary, PositionedEvent
-from loomfast.stores._sqlite_rows import READ_COLUMNS, load_text, store_text, to_event
+from loomfast.stores._sqlite_rows import READ_COLUMNS, incomplete, load_text, store_text, to_event
 from loomfast.stores._threads import Call, Worker, deliver
 
 THREADS: Final = 2
@@ -101,13 +101,27 @@ def _span(number: int, first: int, last: int | None) -> tuple[int, int]:
     return (number << 32) + low, (number << 32) + high if high >= low else -1
 
 
-def _find(connection: apsw.Connection, execution_id: str) -> tuple[int, int, bool] | None:
-    """The number, last sequence and odd-text flag of an execution that has events."""
-    row: tuple[int, int, bool] | None = connection.execute(
-        "SELECT number, last_sequence, odd_text FROM executions WHERE id = ? AND last_sequence > ?",
+def _find(connection: apsw.Connection, execution_id: str) -> tuple[int, int, bool, int] | None:
+    """The number, last sequence, odd-text flag and cut of an execution that has events."""
+    row: tuple[int, int, bool, int] | None = connection.execute(
+        "SELECT number, last_sequence, odd_text, cut FROM executions WHERE id = ? AND last_sequence > ?",
         (store_text(execution_id), NO_EVENT),
     ).fetchone()
     return row
+
+
+def _check_cut(execution_id: str, first: int, last: int | None, cut: int) -> None:
+    """Refuse a range that holds a sequence which was truncated: one of 1 to `cut` - 1."""
+    wanted = max(first, 1)
+    if wanted < cut and (last is None or wanted <= last):
+        raise PrefixTruncatedError(execution_id, wanted, cut)
+
+
+def _check_again(connection: apsw.Connection, execution_id: str, first: int, last: int | None) -> None:
+    """Refuse a range that was cut after its execution was looked up: the two statements see two states."""
+    found = _find(connection, execution_id)
+    if found is not None:
+        _check_cut(execution_id, first, last, found[3])
 
 
 def read_range(
@@ -116,15 +130,25 @@ def read_range(
     found = _find(connection, execution_id)
     if found is None:
         return []
-    return [to_event(execution_id, row) for row in connection.execute(_RANGE, _span(found[0], first, last))]
+    number, last_sequence, _, cut = found
+    _check_cut(execution_id, first, last, cut)
+    events = [to_event(execution_id, row) for row in connection.execute(_RANGE, _span(number, first, last))]
+    low = max(first, 0)
+    high = last_sequence if last is None else min(last, last_sequence)
+    # A log has no gaps, so what comes must begin where it was asked for and go on to the end it had.
+    if high >= low and (len(events) <= high - low or events[-1].sequence - len(events) + 1 != low):
+        _check_again(connection, execution_id, first, last)
+        raise incomplete(execution_id)
+    return events
 
 
 def fold(connection: apsw.Connection, execution_id: str, state: State | None) -> State | None:
     found = _find(connection, execution_id)
     if found is None:
         return state
-    number, _, odd_text = found
+    number, _, odd_text, cut = found
     first = 0 if state is None else state.sequence + 1
+    _check_cut(execution_id, first, None, cut)
     rows: Iterable[Any] = connection.execute(_FOLD, _span(number, first, None))
     if odd_text:
         rows = (
@@ -133,7 +157,13 @@ def fold(connection: apsw.Connection, execution_id: str, state: State | None) ->
         )
     rows = iter(rows)
     head = next(rows, None)
-    return state if head is None else fold_rows(state, execution_id, chain((head,), rows))
+    if head is None:
+        return state
+    try:
+        return fold_rows(state, execution_id, chain((head,), rows))
+    except MalformedEventError:
+        _check_again(connection, execution_id, first, None)
+        raise
 
 
 def last_sequence(connection: apsw.Connection, execution_id: str) -> int | None:

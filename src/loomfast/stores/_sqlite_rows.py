@@ -99,6 +99,12 @@ def damaged(execution_id: str, sequence: int) -> StoreReadError:
     )
 
 
+def incomplete(execution_id: str) -> StoreReadError:
+    return StoreReadError(
+        execution_id, f"execution {execution_id!r}: the database holds a part of its log only"
+    )
+
+
 def _checksum(
     row_id: int,
     kind: int,

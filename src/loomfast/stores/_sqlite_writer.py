@@ -1,7 +1,8 @@
 """The one thread that writes to a SQLite store: group commit.
 
-What lives here: `Writer`, the calls it serves (`Append`, `AcquireFence`) and the transaction they share.
-What must not: reading logs, envelopes' mapping to rows, event loops.
+What lives here: `Writer`, the calls it serves (`Append`, `AcquireFence`, `Task`) and the transaction they
+share. What must not: what the tasks do (`_sqlite_compaction.py`, `_sqlite_snapshots.py`,
+`_sqlite_branches.py`), envelopes' mapping to rows, event loops.
 
 Theory of operation. The writer takes the first call of its queue and all that wait behind it, up to a bound,
 and makes them one transaction; so the lone caller is never held back, and a hundred concurrent callers share
@@ -13,6 +14,9 @@ transaction itself fails (a full disk, a value SQLite cannot bind), it is rolled
 tried one by one, so that only those that fail alone are told so. A locked database fails all of them at
 once: no single one is the reason.
 
+A task is anything rarer than an append. What waits before it in its transaction is written before it is
+performed, in a savepoint, so that one that is refused half-way leaves nothing and its neighbours go on.
+
 Heads are kept from one transaction to the next. `PRAGMA data_version`, read under the write lock, tells
 whether another connection has committed since; if so they are forgotten.
 
@@ -23,16 +27,17 @@ rows are inserted many to a statement, and a transaction costs a handful of stat
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
 import apsw
 
-from loomfast._errors import LoomError, StorageError, StorageWriteError, StoreBusyError
+from loomfast._errors import LoomError, StorageError, StorageWriteError, StoreBusyError, UnknownExecutionError
 from loomfast._kernels import Envelope, decode, encode
 from loomfast.stores import _sqlite_schema as schema
-from loomfast.stores._admission import Head, admit
+from loomfast.stores._admission import NO_EVENT, Head, admit
 from loomfast.stores._sqlite_rows import COLUMNS, WIDTH, load_text, store_text, to_row
 from loomfast.stores._threads import Call, Worker, deliver
 
@@ -77,6 +82,23 @@ class AcquireFence(Call):
         self.execution_id = execution_id
 
 
+class Task(Call):
+    """A write of another kind. `execution_ids` are those it concerns, the one to blame first."""
+
+    __slots__ = ("execution_ids",)
+
+    def __init__(self, *execution_ids: str) -> None:
+        super().__init__()
+        self.execution_ids = execution_ids
+
+    @abstractmethod
+    def perform(self, ledger: Ledger) -> Any:
+        """Do it and return the answer, or raise a `LoomError` to refuse it.
+
+        Changes what the ledger remembers by `ledger.adopt` only, and as the last thing it does.
+        """
+
+
 class Open(Call):
     """Open and migrate the database; answered with None. The first call of a writer."""
 
@@ -84,11 +106,12 @@ class Open(Call):
 
 
 class Writer(Worker):
-    """Serves `Open`, then `Append` and `AcquireFence`."""
+    """Serves `Open`, then every other call."""
 
-    def __init__(self, path: str, synchronous: str, busy_timeout_ms: int) -> None:
+    def __init__(self, path: str, synchronous: str, busy_timeout_ms: int, *, create: bool = True) -> None:
         super().__init__("loomfast-sqlite-writer")
         self._path = path
+        self._create = create
         self._synchronous = synchronous
         self._busy_timeout_ms = busy_timeout_ms
 
@@ -97,7 +120,9 @@ class Writer(Worker):
         if call is None:
             return
         try:
-            connection = schema.open_writer(self._path, self._synchronous, self._busy_timeout_ms)
+            connection = schema.open_writer(
+                self._path, self._synchronous, self._busy_timeout_ms, create=self._create
+            )
         except apsw.Error as cause:
             error = StorageError(None, f"{self._path}: cannot be opened: {cause}")
             error.__cause__ = cause
@@ -114,7 +139,7 @@ class Writer(Worker):
             connection.close()
 
     def _serve(self, connection: apsw.Connection) -> None:
-        ledger = _Ledger(connection)
+        ledger = Ledger(connection)
         ending = False
         while not ending:
             call = self.queue.get()
@@ -126,7 +151,7 @@ class Writer(Worker):
                 deliver(self._commit(ledger, group))
             del calls, group  # or an idle writer would keep the last events alive
 
-    def _commit(self, ledger: _Ledger, calls: list[Call]) -> list[tuple[Call, Any]]:
+    def _commit(self, ledger: Ledger, calls: list[Call]) -> list[tuple[Call, Any]]:
         deadline = time.monotonic() + self._busy_timeout_ms / 1000
         try:
             return ledger.commit(calls, deadline)
@@ -158,6 +183,8 @@ def _groups(calls: list[Call]) -> Iterable[list[Call]]:
 def _subject(call: Call) -> tuple[str | None, int | None]:
     if isinstance(call, Append):
         return call.envelopes[0].execution_id, call.envelopes[0].sequence
+    if isinstance(call, Task):
+        return call.execution_ids[0], None
     return (call.execution_id, None) if isinstance(call, AcquireFence) else (None, None)
 
 
@@ -175,34 +202,37 @@ def _failed(call: Call, cause: Exception) -> LoomError:
     return error
 
 
-class _Ledger:
-    """The writer's connection, and what it knows of the database between transactions."""
+class Ledger:
+    """The writer's connection, and what it knows of the database between transactions.
+
+    `position` and `number` are the highest ones given to an event and to an execution.
+    """
 
     def __init__(self, connection: apsw.Connection) -> None:
-        self._connection = connection
+        self.connection = connection
+        self.position = 0
+        self.number = 0
         self._version = -1
         self._heads: dict[str, Head] = {}
-        self._position = 0
-        self._number = 0
 
     def commit(self, calls: list[Call], deadline: float) -> list[tuple[Call, Any]]:
         """Serve calls in one transaction. Raises, having written nothing, when the transaction fails."""
-        schema.begin(self._connection, deadline)
+        schema.begin(self.connection, deadline)
         try:
             self._refresh(calls)
             outcomes = self._apply(calls)
-            self._connection.execute("COMMIT")
+            self.connection.execute("COMMIT")
         except BaseException:
             self._version = -1
-            schema.roll_back(self._connection)
+            schema.roll_back(self.connection)
             raise
         return outcomes
 
     def _refresh(self, calls: list[Call]) -> None:
-        version = self._connection.pragma("data_version")
+        version = self.connection.pragma("data_version")
         if version != self._version:
             self._heads.clear()
-            self._position, self._number = self._connection.execute(
+            self.position, self.number = self.connection.execute(
                 "SELECT (SELECT ifnull(max(position), 0) FROM events),"
                 " (SELECT ifnull(max(number), 0) FROM executions)"
             ).get
@@ -215,13 +245,15 @@ class _Ledger:
                 wanted.update((event.execution_id, None) for event in call.envelopes)
             elif isinstance(call, AcquireFence):
                 wanted[call.execution_id] = None
+            elif isinstance(call, Task):
+                wanted.update(dict.fromkeys(call.execution_ids))
         self._load([execution_id for execution_id in wanted if execution_id not in self._heads])
 
     def _load(self, execution_ids: list[str]) -> None:
         for start in range(0, len(execution_ids), _ROWS_AT_ONCE):
             some = [store_text(execution_id) for execution_id in execution_ids[start : start + _ROWS_AT_ONCE]]
             marks = ",".join("?" * len(some))
-            rows = self._connection.execute(
+            rows = self.connection.execute(
                 f"SELECT {_HEAD_COLUMNS} FROM executions WHERE id IN ({marks})", some
             )
             for number, execution_id, flow_id, status, last_sequence, fence, pending, in_doubt, _ in rows:
@@ -237,6 +269,11 @@ class _Ledger:
         rows: list[tuple[Any, ...]] = []
         for call in calls:
             try:
+                if isinstance(call, Task):
+                    self._write_appended(before, odd, rows)
+                    with self.connection:  # a savepoint
+                        outcomes.append((call, call.perform(self)))
+                    continue
                 heads, answer = self._judge(call)
             except LoomError as error:
                 outcomes.append((call, error.with_traceback(None)))  # it would hold `outcomes`, a cycle
@@ -247,27 +284,58 @@ class _Ledger:
             self._heads.update(heads)
             if isinstance(call, Append):
                 for event in call.envelopes:
-                    self._position += 1
-                    row = to_row(heads[event.execution_id].number, self._position, event)
+                    self.position += 1
+                    row = to_row(heads[event.execution_id].number, self.position, event)
                     if isinstance(row[3], bytes):
                         odd.add(event.execution_id)
                     rows.append(row)
             outcomes.append((call, answer))
-        if before:
-            self._write(_INSERT_EVENTS, "", WIDTH, rows)
-            self._write_heads(before, odd)
+        self._write_appended(before, odd, rows)
         return outcomes
+
+    def _write_appended(
+        self, before: dict[str, Head | None], odd: set[str], rows: list[tuple[Any, ...]]
+    ) -> None:
+        """Write what the appends and fences so far amount to, and forget it."""
+        if before:
+            self.write_events(rows)
+            self._write_heads(before, odd)
+            before.clear()
+            odd.clear()
+            rows.clear()
+
+    def write_events(self, rows: list[tuple[Any, ...]]) -> None:
+        """Insert rows of events."""
+        self._write(_INSERT_EVENTS, "", WIDTH, rows)
+
+    def write_head(self, execution_id: str, head: Head, *, odd_text: bool) -> None:
+        """Insert the row of a new execution."""
+        self._write(_UPSERT_HEADS, _ON_CHANGE, _HEAD_WIDTH, [_head_row(execution_id, head, odd_text)])
+
+    def adopt(self, execution_id: str, head: Head, position: int) -> None:
+        """Remember a new execution that a task has written, and the position of its last event."""
+        self._heads[execution_id] = head
+        self.number = head.number
+        self.position = position
 
     def _judge(self, call: Call) -> tuple[dict[str, Head], int | None]:
         if isinstance(call, Append):
-            return admit(self._head, call.envelopes), None
+            return admit(self.head, call.envelopes), None
         assert isinstance(call, AcquireFence)
-        head = self._head(call.execution_id).copy()
+        head = self.head(call.execution_id).copy()
         head.fence = (head.fence or 0) + 1
         return {call.execution_id: head}, head.fence
 
-    def _head(self, execution_id: str) -> Head:
+    def head(self, execution_id: str) -> Head:
+        """Where an execution stands. Knows those that this transaction's calls concern."""
         return self._heads.get(execution_id) or Head()
+
+    def existing(self, execution_id: str) -> Head:
+        """As `head`. Raises `UnknownExecutionError` for an execution without events."""
+        head = self.head(execution_id)
+        if head.last_sequence == NO_EVENT:
+            raise UnknownExecutionError(execution_id)
+        return head
 
     def _number_head(self, execution_id: str, head: Head) -> None:
         """Give a new execution its number. One that only had a fence gets a new one with its first event:
@@ -275,9 +343,9 @@ class _Ledger:
         known = self._heads.get(execution_id)
         if known is None or (known.status == "" and head.status != ""):
             if known is not None:
-                self._connection.execute("DELETE FROM executions WHERE number = ?", (known.number,))
-            self._number += 1
-            head.number = self._number
+                self.connection.execute("DELETE FROM executions WHERE number = ?", (known.number,))
+            self.number += 1
+            head.number = self.number
 
     def _write_heads(self, before: dict[str, Head | None], odd: set[str]) -> None:
         advanced: list[tuple[Any, ...]] = []
@@ -292,19 +360,7 @@ class _Ledger:
                 and old.pending == head.pending
                 and old.in_doubt == head.in_doubt
             )
-            (advanced if same else changed).append(
-                (
-                    head.number,
-                    store_text(execution_id),
-                    store_text(head.flow_id),
-                    head.status,
-                    head.last_sequence,
-                    head.fence,
-                    head.pending,
-                    encode(sorted(head.in_doubt)) if head.in_doubt else None,
-                    execution_id in odd,
-                )
-            )
+            (advanced if same else changed).append(_head_row(execution_id, head, execution_id in odd))
         self._write(_UPSERT_HEADS, _ON_ADVANCE, _HEAD_WIDTH, advanced)
         self._write(_UPSERT_HEADS, _ON_CHANGE, _HEAD_WIDTH, changed)
 
@@ -313,9 +369,24 @@ class _Ledger:
         many = sql + ",".join([mark] * _ROWS_AT_ONCE) + ending
         start = 0
         while len(rows) - start >= _ROWS_AT_ONCE:
-            self._connection.execute(many, list(chain.from_iterable(rows[start : start + _ROWS_AT_ONCE])))
+            self.connection.execute(many, list(chain.from_iterable(rows[start : start + _ROWS_AT_ONCE])))
             start += _ROWS_AT_ONCE
         left = rows[start:]
         if left:
             few = sql + ",".join([mark] * len(left)) + ending
-            self._connection.execute(few, list(chain.from_iterable(left)))
+            self.connection.execute(few, list(chain.from_iterable(left)))
+
+
+def _head_row(execution_id: str, head: Head, odd_text: bool) -> tuple[Any, ...]:
+    """A row of `_HEAD_COLUMNS`."""
+    return (
+        head.number,
+        store_text(execution_id),
+        store_text(head.flow_id),
+        head.status,
+        head.last_sequence,
+        head.fence,
+        head.pending,
+        encode(sorted(head.in_doubt)) if head.in_doubt else None,
+        odd_text,
+    )

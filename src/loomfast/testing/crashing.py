@@ -23,11 +23,11 @@ own, and no boundary between two events is left out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 from loomfast._kernels import Envelope, State
-from loomfast.stores import EventStore, ExecutionSummary, PositionedEvent
+from loomfast.stores import BranchRegistry, EventStore, ExecutionSummary, PositionedEvent, SnapshotStore
 from loomfast.testing.time import running_loop
 from loomfast.testing.world import ProcessGoneError
 
@@ -135,3 +135,41 @@ class CrashingStore(EventStore):
     async def read_all(self, after: int = 0, *, limit: int = 1000) -> list[PositionedEvent]:
         page: list[PositionedEvent] = await self._read(lambda: self.inner.read_all(after, limit=limit))
         return page
+
+    async def truncate_prefix(self, execution_id: str, before: int) -> int:
+        removed: int = await self._read(lambda: self.inner.truncate_prefix(execution_id, before))
+        return removed
+
+    async def copy_prefix(
+        self,
+        source_id: str,
+        target_id: str,
+        through: int,
+        *,
+        fork_metadata: Mapping[str, object] | None = None,
+        branch_name: str | None = None,
+    ) -> None:
+        await self._read(
+            lambda: self.inner.copy_prefix(
+                source_id, target_id, through, fork_metadata=fork_metadata, branch_name=branch_name
+            )
+        )
+
+    @property
+    def snapshots(self) -> SnapshotStore:
+        return cast(SnapshotStore, _Reached(self.inner.snapshots, self._read))
+
+    @property
+    def branches(self) -> BranchRegistry:
+        return cast(BranchRegistry, _Reached(self.inner.branches, self._read))
+
+
+class _Reached:
+    """Something beside the logs, reached the way the logs are: outside virtual time, and not once dead."""
+
+    def __init__(self, inner: object, read: Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]) -> None:
+        self._inner = inner
+        self._read = read
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        return lambda *args, **kwargs: self._read(lambda: getattr(self._inner, name)(*args, **kwargs))

@@ -1,0 +1,5 @@
+"""`python -m loomfast` is the command line."""
+
+from loomfast.cli import main
+
+main()

@@ -1,0 +1,35 @@
+"""What a memory store's logs, snapshots and branches know in common.
+
+What lives here: `Shared`: the lock, where each execution stands, and whether the store is closed. What must
+not: logs. Invariant: its methods are called with `lock` held.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from loomfast._errors import StoreClosedError
+from loomfast.stores._admission import Head
+
+
+class Shared:
+    """`heads` by execution id; `cuts`: the first sequence available beyond 0, of truncated executions."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.closed = False
+        self.heads: dict[str, Head] = {}
+        self.cuts: dict[str, int] = {}
+
+    def check_open(self, execution_id: str | None) -> None:
+        """Raise `StoreClosedError` after the store's `close`."""
+        if self.closed:
+            raise StoreClosedError(execution_id, "the memory store has been closed")
+
+    def head(self, execution_id: str) -> Head:
+        """Where an execution stands."""
+        return self.heads.get(execution_id) or Head()
+
+    def cut(self, execution_id: str) -> int:
+        """The first sequence beyond 0 that was not truncated; 1 where nothing was."""
+        return self.cuts.get(execution_id, 1)
