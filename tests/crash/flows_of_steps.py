@@ -1,5 +1,4 @@
-"""Flows for the crash matrix about the fates of a step: retried, failed, timed out, in doubt, cancelled, beside
-others.
+"""Flows for the crash matrix about the fates of a step: retried, failed, timed out, in doubt, cancelled.
 
 Each function makes a flow fresh, as a new process does; its effects report to the world that outlives it.
 """
