@@ -217,6 +217,8 @@ class _Life:
             if scenario.chosen_id:
                 self._world.acknowledged(0, "a start")
         else:
+            if self._to_cancel.is_set():  # whoever asked was not answered, and asks again
+                await self._cancel(runtime)
             handle = await runtime.recover(execution_id)
         cancelling = asyncio.create_task(self._cancel(runtime))
         try:
