@@ -25,14 +25,14 @@ NAMES = [scenario.name for scenario in SCENARIOS]
 each_scenario = pytest.mark.parametrize("scenario", SCENARIOS, ids=NAMES)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+@pytest.mark.parametrize("seed", [0, 1, 2])
 @each_scenario
 def test_every_event_boundary_survives_a_crash_and_a_second_one(scenario: Scenario, seed: int) -> None:
     report = crash_matrix(scenario, memory(), seed=seed, batch_events=1)
     assert report.cases >= 4 * report.writes
 
 
-@pytest.mark.parametrize("seed", [0, 4])
+@pytest.mark.parametrize("seed", [4])
 @each_scenario
 def test_every_batch_as_the_journal_makes_them_survives_a_crash(scenario: Scenario, seed: int) -> None:
     crash_matrix(scenario, memory(), seed=seed, batch_events=512)
@@ -81,7 +81,8 @@ def _line(event: lf.Envelope) -> tuple[Any, ...]:
 
 
 def test_between_them_the_flows_use_every_verb_of_a_context() -> None:
-    source = Path(__file__).with_name("flows.py").read_text(encoding="utf-8")
+    files = Path(__file__).parent.glob("flows_of_*.py")
+    source = "".join(path.read_text(encoding="utf-8") for path in files)
     verbs = [name for name in vars(lf.WorkflowContext) if not name.startswith("_")]
     surface = ["set", "merge", "append", "increment", "remove"]
     kernel_side = {"end", "close", "settle", "cancel", "execute", "execution_id", "segment"}
