@@ -30,15 +30,20 @@ from loomfast._native.lineage cimport (
     sweep,
 )
 from loomfast._native.nodes cimport (
+    INLINE,
+    BULK,
+    PLAIN,
     Debris,
     Leaf,
     Py_INCREF,
     Slot,
+    inline_count,
     loom_as_u64,
     mix,
     release,
     seen_as_of,
     slot_at,
+    sole_count,
     u32,
     u64,
     unmix,
@@ -49,6 +54,9 @@ import re
 from loomfast._errors import BadInputError, BadSnapshotError
 
 REVISION = 1
+
+cdef enum:
+    LARGE = 100000  # digests beyond which a bulk load makes arenas
 
 # Counts are persisted as JSON numbers; beyond this, kernels in other languages would round them.
 MAX_COUNT = 2**53 - 1
@@ -143,7 +151,7 @@ cdef class _Entries:
             return 0
         for index in range(leaf.size):
             slot = slot_at(leaf, index, self.keyed)
-            if seen_as_of(slot, limit, &word):
+            if seen_as_of(slot, limit, self.keyed, &word):
                 batch.append(<object>slot.key if self.keyed else unmix(slot.hash))
                 batch.append(<object><PyObject*>word if self.keyed else word)
         return 0
@@ -222,6 +230,8 @@ cdef class Trie:
             ends[digests[at] >> 52] += 1
         try:
             apply_all(&self.at)
+            if self.at.size + size >= LARGE:
+                self.at.line.memory = BULK
             bump.version = &self.at
             bump.number = self.at.number
             bump.ref = NULL
@@ -230,6 +240,7 @@ cdef class Trie:
                 bump.hash = scratch[at]
                 bump_now(self.at.line, &bump)
         finally:
+            self.at.line.memory = PLAIN
             if left != NULL:
                 end_if_deserted(left)
         return 0
@@ -291,8 +302,9 @@ cdef class Trie:
             settle(&trie.at, False)
             hash = mix(_checked_digest(digest))
             slot = claim(trie.at.line, hash, NULL, &debris, NULL, 60, &fresh)
-            slot.word = count
-            slot.number = trie.at.number
+            slot.word = inline_count(0, trie.at.number)  # in case of no memory for what it really is
+            slot.word = sole_count(count, trie.at.number)
+            trie.at.line.chained = trie.at.line.chained or not slot.word & INLINE
             trie.at.size += 1
             trie.at.line.size += 1
             trie.at.line.slots += 1
@@ -330,7 +342,7 @@ cdef class Trie:
                 return True
             for index in range(leaf.size):
                 slot = slot_at(leaf, index, False)
-                if seen_as_of(slot, limit, &word):
+                if seen_as_of(slot, limit, False, &word):
                     if not look(&trie.at, slot.hash, NULL, False, &theirs) or theirs != word:
                         return False
 
