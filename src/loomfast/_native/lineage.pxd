@@ -318,6 +318,22 @@ cdef inline bint look(Version* version, u64 hash, PyObject* key, bint keyed, u64
     return slot != NULL and seen_as_of(slot, limit, keyed, word)
 
 
+cdef inline Slot* own_slot(Version* version, u64 hash, PyObject* key) noexcept:  # as look
+    """Return the slot of a keyed lineage that this version wrote and no other sees, or NULL."""
+    cdef Bump bump
+    cdef Slot* slot
+    if not version.drafted or version.line.newest != version.number:
+        return NULL
+    bump.hash = hash
+    bump.ref = &version.line.root
+    bump.shift = 60
+    approach(&bump, LEVELS)
+    if not bump.ref[0] & LEAF or bump.ref[0] & FOREIGN:
+        return NULL
+    slot = find_slot(as_leaf(bump.ref[0]), hash, key, True)
+    return slot if slot != NULL and slot.number == version.number else NULL
+
+
 cdef inline Leaf* next_leaf(Version* version, u64* cursor, bint* done, u32* limit) noexcept:  # as look
     """Return the leaf at or after `cursor`, which moves behind it, or NULL after the last.
 

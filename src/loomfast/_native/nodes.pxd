@@ -12,6 +12,7 @@ ctypedef unsigned long long u64
 ctypedef unsigned int u32
 
 cdef extern from "Python.h":
+    Py_ssize_t Py_REFCNT(PyObject* value) noexcept  # reads a field
     void Py_INCREF(PyObject* value) noexcept  # counts: cannot raise
     void Py_DECREF(PyObject* value) noexcept  # a destructor's error is reported, not raised
     bint PyObject_RichCompareBool(PyObject* left, PyObject* right, int operator) noexcept  # see same_key

@@ -24,6 +24,7 @@ from loomfast._native.lineage cimport (
     leave,
     look,
     next_leaf,
+    own_slot,
     settle,
     succeed,
     supersede,
@@ -36,6 +37,7 @@ from loomfast._native.nodes cimport (
     Debris,
     Leaf,
     Py_INCREF,
+    Py_REFCNT,
     Slot,
     inline_count,
     loom_as_u64,
@@ -56,7 +58,7 @@ from loomfast._errors import BadInputError, BadSnapshotError
 REVISION = 1
 
 cdef enum:
-    LARGE = 100000  # digests beyond which a bulk load makes arenas
+    LARGE = 524288  # digests from which on a bulk load makes arenas
 
 # Counts are persisted as JSON numbers; beyond this, kernels in other languages would round them.
 MAX_COUNT = 2**53 - 1
@@ -409,6 +411,11 @@ cdef class Table:
         finally:
             if left != NULL:
                 end_if_deserted(left)
+
+    cdef PyObject* sole(self, object key) except? NULL:
+        """Return the value of `key`, borrowed, if this version gave it and nobody else can see it, else NULL."""
+        cdef Slot* slot = own_slot(&self.at, _hash_of(key), <PyObject*>key)
+        return <PyObject*>slot.word if slot != NULL and Py_REFCNT(<PyObject*>slot.word) == 1 else NULL
 
     def get(self, key, default=None):
         """Return the value of `key`, or `default`. Raises `BadInputError` for a key of another type."""
