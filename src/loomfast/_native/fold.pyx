@@ -485,6 +485,9 @@ def fold_events(state, events):
                 event = Envelope.from_json(event)
             envelope = <Envelope>event
             if listed:
+                if ahead + 2 * LOOKAHEAD < PyList_GET_SIZE(events):
+                    _fetch(PyList_GET_ITEM(events, ahead + 2 * LOOKAHEAD))
+                    _fetch_parts(PyList_GET_ITEM(events, ahead + LOOKAHEAD))
                 if ahead < PyList_GET_SIZE(events):
                     _look_ahead(folded, PyList_GET_ITEM(events, ahead))
                 ahead += 1
@@ -621,6 +624,19 @@ cdef object _result(object state, State folded, Pass* fold):
     return state
 
 
+cdef inline void _fetch(PyObject* event) noexcept:  # a hint: cannot raise
+    """Have an envelope fetched: what a fold reads of it may lie in two cache lines."""
+    loom_prefetch(event)
+    loom_prefetch(<char*>event + 63)
+
+
+cdef inline void _fetch_parts(PyObject* event) noexcept:  # follows pointers: cannot raise
+    """Have fetched what an envelope refers to, if a fold will need it."""
+    if Py_TYPE(event) == <PyTypeObject*>Envelope and (<Envelope>event).kind >= STEP_STARTED:
+        loom_prefetch(<PyObject*>(<Envelope>event).subject)
+        loom_prefetch(<PyObject*>(<Envelope>event).body)
+
+
 cdef inline void _look_ahead(State state, PyObject* event) noexcept:  # follows pointers: cannot raise
     """Have memory fetched that a later event of a step or a decision will need."""
     cdef Envelope envelope
@@ -628,7 +644,6 @@ cdef inline void _look_ahead(State state, PyObject* event) noexcept:  # follows 
         return
     envelope = <Envelope>event
     if envelope.kind >= STEP_STARTED and PyUnicode_CheckExact(envelope.subject):
-        loom_prefetch(<PyObject*>envelope.body)
         if envelope.kind == DECISION_RECORDED:
             prefetch_leaf(&state.decisions.at, mix(<u64>PyObject_Hash(envelope.subject)))
         else:
