@@ -7,6 +7,11 @@ Numbers and stamps are C values. Stamps are collected and bumped when the pass i
 reads them: sorted, many of them cost a fraction of what each would alone. Of an event that counts for nothing
 but its stamp, neither subject nor body is touched.
 
+A step that an earlier event of the same pass made, and that nobody else holds, is changed in place as well.
+
+A replay of a long list waits for memory more than it computes. So each event is fetched well before its turn;
+half way, what it refers to; and at last the leaf of the map that it will change.
+
 Envelopes, states and records are not known to the garbage collector. None of them can be part of a cycle, save
 an envelope whose payload has no JSON form and itself leads back to that envelope.
 """
@@ -61,7 +66,7 @@ cdef extern from "Python.h":
     PyTypeObject* Py_TYPE(PyObject* value) noexcept  # reads a field
 
 cdef enum:
-    LOOKAHEAD = 12  # how many events before it an event's step is looked for
+    LOOKAHEAD = 12  # how many events before it an event's step is looked for; what leads there, up to thrice
 
 cdef enum:  # as in `_events`; a test compares them
     DOMAIN = 0

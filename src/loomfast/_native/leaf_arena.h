@@ -2,8 +2,9 @@
 
    Why: at a million digests nearly every bump needs a page that the processor has no translation for, and in a
    virtual machine that costs more than all else a bump does. Why not always: the first touch of a huge page
-   clears all of it, about 150 us, which one live bump may not take. So only a bulk load makes arenas; live bumps
-   take from them what room is left.
+   clears all of it: about 200 us, and milliseconds where a hypervisor has yet to find the memory. One live bump may
+   not take that long, and a smaller trie does not gain what it costs. So only a large bulk load makes arenas; a
+   leaf that replaces one of an arena takes what room is left in them, and is an ordinary block if none is.
 
    An arena holds blocks of one size and begins with its own header, so that a block's address tells its arena.
    Arenas with room are linked; one that has become empty is given back. Calls are made under the GIL, and by one

@@ -26,13 +26,22 @@ same children, foreign in their turn; a leaf's copy keeps only what was visible 
 So a branch costs one path copy, never O(k); no read walks a chain of lineages; and nothing pins an origin:
 nodes count the references to them, and what no root reaches is freed node by node.
 
+*Small slots.* Nearly every digest is stamped once and never again. So the slot of a count is 16 bytes, the hash
+and one word, which holds both the count and the number of its version. Only when an older version must keep
+another count does the word become the address of a chain of `Past` records, of which the first is the newest
+count. A `Table`'s slots hold object, number and chain side by side.
+
+*Where leaves are.* At a million digests a bump of an arbitrary leaf costs what its cache lines and its page
+cost to reach. A leaf's tags end the line that it begins with, and leaves that a large bulk load makes, and
+those that replace them, come from huge pages: see `leaf_arena.h`, which says why others do not.
+
 *Old values.* A `Past` record has a jump pointer in the skew-binary pattern of Myers (1983), so finding the
 value as of an old version takes O(log n) steps of a chain of n. Records are only ever pushed and popped at the
-top, so jump pointers never dangle.
+top, so jump pointers never dangle. (For a count, the top is below its first record, which is chained anew.)
 
 *Letting go.* A lineage links its living versions in order. Before a value is pushed, the records on top that
 lie between two neighbours of that list, where no living version can see them, are popped: a
-loop that keeps only the newest version keeps at most one record per slot. What this misses (holders that
+loop that keeps only the newest version keeps at most one old value per slot. What this misses (holders that
 come and go in other orders, slots that only dropped versions saw) is counted in `litter`. When litter exceeds
 twice the living data, the next write begins a new lineage as a branch does, and each write after it also
 copies one further foreign leaf (`sweep`) until none is left. Work per write stays bounded: no pass ever stops
@@ -443,7 +452,11 @@ cdef inline bint still_seen(Version** seer, u32 since, u32 number, int* patience
 cdef inline void pop_unseen(
     Lineage* line, Past** top, Version* seer, u32 since, int patience, Debris* debris
 ) noexcept:  # pointers: cannot raise
-    """Free records on `top` that no version can see: those before `since` all came after them."""
+    """Free records on `top` that no living version sees.
+
+    They are older than a value written by `since`, and `seer` is the last living version that sees that value, if
+    any does. `patience` is what `still_seen` has left.
+    """
     cdef Past* past
     cdef int pops = POPS
     while top[0] != NULL and seer != NULL and seer.number >= since and patience:

@@ -65,7 +65,7 @@ cdef enum Memory:  # where a new leaf is to be
     BULK  # in an arena, a new one if need be
 
 cdef enum:
-    FULL = 48  # a leaf of so many slots is split, unless no hash bits are left; their tags end a cache line
+    FULL = 48  # a leaf of so many slots is split, unless no hash bits are left; a leaf up to its slots: 64 bytes
     LEVELS = 16  # of branches, at most: one for each hex digit of a hash
 
 
