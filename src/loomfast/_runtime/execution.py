@@ -106,7 +106,7 @@ class DrivenExecution:
                 context.close()
                 raise asyncio.CancelledError from error
             fact, body = "EXECUTION_FAILED", encode({"error": failures.record(error)})
-            if not isinstance(error, RunSignal | DeterminismError):
+            if not self._cancelled and not isinstance(error, RunSignal | DeterminismError):
                 logger.warning("execution %r failed", journal.execution_id, exc_info=error)
         finally:
             self._in_flow = False
