@@ -22,7 +22,7 @@ Patch = pytest.MonkeyPatch
 
 
 def verdict(always: Verdict) -> Callable[[Patch], None]:
-    return lambda patch: patch.setattr(EmitRule, "judge", lambda self, digest, logged: always)
+    return lambda patch: patch.setattr(EmitRule, "judge", lambda self, *emit, inside=False: always)
 
 
 def the_unsettled_flag_is_off(patch: Patch) -> None:
@@ -30,6 +30,8 @@ def the_unsettled_flag_is_off(patch: Patch) -> None:
 
 
 def the_in_flight_window_is_off(patch: Patch) -> None:
+    true = EmitRule.judge
+    patch.setattr(EmitRule, "judge", lambda self, *emit, inside=False: true(self, *emit))
     patch.setattr(EmitRule, "began", lambda self: None)
     patch.setattr(EmitRule, "ended", lambda self: None)
 
@@ -73,10 +75,10 @@ def forgets(what: str) -> Callable[[Patch], None]:
 
 
 def drains_do_not_wait(patch: Patch) -> None:
-    async def below(self: ExecutionJournal, limit: int) -> None:
+    async def until(self: ExecutionJournal, reached: Any) -> None:
         pass
 
-    patch.setattr(ExecutionJournal, "_below", below)
+    patch.setattr(ExecutionJournal, "_until", until)
 
 
 def loses_an_event(patch: Patch) -> None:
@@ -116,7 +118,7 @@ CASES: dict[str, tuple[Callable[[Patch], None], str, str]] = {
     "rests before it is written": (
         drains_do_not_wait,
         "output-before-gates",
-        "acknowledged at sequence|no execution",
+        "no execution",
     ),
     "drops an event": (loses_an_event, "emits-around-a-step", "lost"),
     "counts attempts anew": (attempts_begin_again, "emits-around-a-step", "expected the next number"),

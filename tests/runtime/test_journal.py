@@ -270,6 +270,6 @@ async def test_a_batch_carries_as_many_events_as_it_was_told() -> None:
             await handle.result()
         sizes[size] = [len(ids) for _, ids in store.appends]
     # An answer is one append of two events, whatever the size of a batch.
-    assert sizes == {1: [1] * 12 + [2, 1], 3: [3, 3, 3, 3, 2, 1]}
+    assert sizes == {1: [1] * 12 + [2, 1], 3: [1, 3, 3, 3, 2, 2, 1]}
     with pytest.raises(lf.BadInputError, match="batch_events"):
         runtime(ScriptedStore(), batch_events=0)

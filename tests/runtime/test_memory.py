@@ -31,8 +31,7 @@ class Declined(Exception):
 
 @pytest.fixture(autouse=True)
 def no_collector() -> Iterator[None]:
-    # The test runner keeps what is logged, and with a failure the frames it came through.
-    logging.disable()
+    logging.disable()  # the test runner keeps what is logged
     gc.collect()
     gc.disable()
     yield
@@ -45,11 +44,6 @@ def no_collector() -> Iterator[None]:
 async def fine(fx: lf.EffectContext) -> int:
     fx.emit("inside")
     return 1
-
-
-@lf.step
-async def takes(n: int) -> int:
-    return n
 
 
 @lf.step
@@ -182,7 +176,7 @@ async def test_a_large_local_dies_when_its_run_cannot_go_on_although_its_handle_
         large = Large()
         alive.append(weakref.ref(large))
         store.failing = wedge == "write"
-        await ctx.run(takes, len(alive), key="k")
+        await ctx.run(lambda n=None: 1, len(alive) if wedge == "divergence" else None, key="k")
         ctx.emit("note")
         await ctx.suspend("go")
         assert large.held
@@ -216,17 +210,23 @@ async def test_five_thousand_executions_leave_no_objects_and_no_memory_behind() 
         if input % 2:
             await ctx.run(fails)
 
+    class Forgetful(lf.MemoryEventStore):
+        def forget(self) -> None:
+            for kept in (self._shared.heads, self._logs, self._listing, self._order, self._places):
+                kept.clear()
+
+    store = Forgetful()
+
     async def batch(rt: lf.WorkflowRuntime, count: int) -> None:
         for first in range(0, count, 100):
-            rt.store = rt._states._store = lf.MemoryEventStore()
             handles = [await rt.start(flow, n) for n in range(first, first + 100)]
             for handle in handles:
                 await handle.rest()
-        rt.store = rt._states._store = lf.MemoryEventStore()
+            store.forget()
         handles.clear()
         await settled()
 
-    async with runtime(lf.MemoryEventStore()) as rt:
+    async with runtime(store) as rt:
         await batch(rt, 500)
         tracemalloc.start()
         objects, (memory, _) = len(gc.get_objects()), tracemalloc.get_traced_memory()

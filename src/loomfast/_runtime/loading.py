@@ -4,14 +4,21 @@ A state is a value and a log only grows, so a state that was loaded before stays
 appended since onto it gives the state of now. A bounded number of states is kept warm, those used last, so
 that a session that is answered turn by turn does not fold its whole history at each turn. Nothing depends on
 it: a parked execution may be forgotten at any time, and every decision is made on what the store says now.
+
+A snapshot is read only where the log before it has been truncated: folding a log is quicker than parsing a
+snapshot of it, and what is folded from the log cannot be stale or damaged. A snapshot that is not sound is
+reported and the next older one is tried; the rest of the log is folded onto it.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 
-from loomfast._errors import UnknownExecutionError
+from loomfast._core.snapshots import Snapshot, snapshot_of, state_of
+from loomfast._errors import BadSnapshotError, PrefixTruncatedError, UnknownExecutionError
 from loomfast._kernels import State
+from loomfast._runtime.hooks import logger
 from loomfast.stores import EventStore
 
 # How many map entries (steps, decisions, gates, stamps) the warm states may have in all: some 16 MiB.
@@ -36,10 +43,32 @@ class StateLoader:
 
     async def find(self, execution_id: str) -> State | None:
         """Return the durable state, or None for an execution the store does not know."""
-        state = await self._store.fold(execution_id, self._warm.get(execution_id))
+        try:
+            state = await self._store.fold(execution_id, self._warm.get(execution_id))
+        except PrefixTruncatedError as error:
+            state = await self._store.fold(execution_id, await self._from_snapshot(execution_id, error))
         if state is not None:
             self.keep(state)
         return state
+
+    async def snapshot(self, execution_id: str) -> Snapshot:
+        """Save a snapshot of the durable state, and return it. Raises as `load`, and `TooDeepError`."""
+        state = await self.load(execution_id)
+        snapshot = await asyncio.to_thread(snapshot_of, state)
+        await self._store.snapshots.save(snapshot)
+        return snapshot
+
+    async def _from_snapshot(self, execution_id: str, truncated: PrefixTruncatedError) -> State:
+        refused: BadSnapshotError | None = None
+        snapshot = await self._store.snapshots.latest(execution_id)
+        while snapshot is not None:
+            try:
+                return await asyncio.to_thread(state_of, snapshot)
+            except BadSnapshotError as error:
+                logger.warning("an unsound snapshot is passed over: %s", error)
+                refused = refused or error
+            snapshot = await self._store.snapshots.latest(execution_id, snapshot.sequence - 1)
+        raise refused or truncated
 
     def keep(self, state: State) -> None:
         """Keep a durable state warm, at the cost of those that were used longest ago."""

@@ -23,9 +23,11 @@ from loomfast._core.definitions import flow as define_flow
 from loomfast._errors import (
     BadInputError,
     ConflictError,
+    DuplicateSequenceError,
     ExecutionAlreadyExistsError,
     ExecutionEndedError,
     GateRefusedError,
+    LoomError,
     RuntimeClosedError,
     StaleFenceError,
     StepRefusedError,
@@ -34,14 +36,14 @@ from loomfast._errors import (
     UnknownFlowError,
 )
 from loomfast._events import CANCELLED, RUNNING
-from loomfast._kernels import Envelope, State, decode, encode
+from loomfast._kernels import Envelope, State, decode, encode, fold_events
 from loomfast._runtime.bootstrap import append_bootstrap
 from loomfast._runtime.clock import Clock, SystemClock
 from loomfast._runtime.deps import DeterminismPolicy, RunDeps
 from loomfast._runtime.effects import EffectMiddleware
 from loomfast._runtime.execution import DrivenExecution
 from loomfast._runtime.handle import ExecutionHandle
-from loomfast._runtime.hooks import Hooks, call
+from loomfast._runtime.hooks import Hooks, call, logger
 from loomfast._runtime.journal import BATCH_EVENTS, ExecutionJournal, write_error
 from loomfast._runtime.loading import StateLoader
 from loomfast.stores import EventStore
@@ -66,7 +68,9 @@ class WorkflowRuntime:
     `ignore`. `clock` and `id_factory` are injected so that a run can be repeated exactly. `step_threads`
     bounds the threads of sync steps; `executor` puts the caller's own in their place, and is left open.
     `batch_events` bounds how many events one append carries: 1 makes every event a write of its own, which is
-    what a test of crashes wants.
+    what a test of crashes wants. With `snapshot_every`, an execution that rests at a gate and has gained so
+    many events since its last snapshot gets a new one, and with `truncate` the events that it covers are
+    removed.
 
     One runtime belongs to one event loop. Use it as an async context manager, or call `close`.
     """
@@ -87,6 +91,8 @@ class WorkflowRuntime:
         step_threads: int = 16,
         executor: Executor | None = None,
         batch_events: int = BATCH_EVENTS,
+        snapshot_every: int | None = None,
+        truncate: bool = False,
     ) -> None:
         if not isinstance(store, EventStore):
             raise BadInputError(f"store must be an EventStore, not {type(store).__name__}")
@@ -94,6 +100,8 @@ class WorkflowRuntime:
             raise BadInputError(f"determinism={determinism!r}: choose error, warn or ignore")
         if step_threads < 1:
             raise BadInputError(f"step_threads={step_threads}: must be 1 or more")
+        if snapshot_every is not None and snapshot_every < 1:
+            raise BadInputError(f"snapshot_every={snapshot_every}: must be 1 or more events")
         if batch_events < 1:
             raise BadInputError(f"batch_events={batch_events}: must be 1 or more")
         self.store = store
@@ -102,6 +110,8 @@ class WorkflowRuntime:
         self._id_factory = id_factory or ulid_factory()
         self._hooks = Hooks(on_event, on_commit, on_storage_error)
         self._batch_events = batch_events
+        self._snapshot_every = snapshot_every
+        self._truncate = truncate
         self._own_executor: Executor | None = None
         if executor is None:
             executor = ThreadPoolExecutor(step_threads, thread_name_prefix="loomfast-step")
@@ -356,6 +366,24 @@ class WorkflowRuntime:
         if not task.cancelled():
             task.exception()  # seen here, in case the caller is gone
 
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    async def _snapshot_due(self, execution_id: str, sequence: int, every: int) -> None:
+        try:
+            taken = await self.store.snapshots.list(execution_id)
+            newest = max((summary.sequence for summary in taken), default=0)
+            if sequence - newest >= every:
+                covered = await self.snapshot(execution_id)
+                if self._truncate:
+                    await self.store.truncate_prefix(execution_id, covered + 1)
+                    await self.store.snapshots.delete(execution_id, covered)
+        except LoomError:
+            # The log is complete without it; the next rest tries again.
+            logger.exception("no snapshot of execution %r could be taken", execution_id)
+
     async def _append(self, *envelopes: Envelope) -> None:
         try:
             await self.store.append_batch(envelopes)
@@ -391,6 +419,74 @@ class WorkflowRuntime:
             return ExecutionHandle(self, execution_id)
         return self._drive(flow, self._journal(execution_id, state=state, fence=fence))
 
+    # --- history ---------------------------------------------------------------------------------
+
+    async def snapshot(self, execution_id: str) -> int:
+        """Save a snapshot of the durable state of an execution, and return the sequence it covers.
+
+        Raises `UnknownExecutionError`, `TooDeepError`, `StorageError`. The execution may go on meanwhile.
+        """
+        self._check_open()
+        return (await self._states.snapshot(execution_id)).sequence
+
+    async def truncate_prefix(self, execution_id: str, before: int | None = None) -> int:
+        """Remove the events below `before` that a snapshot covers, and return how many were removed.
+
+        Without `before`, a snapshot is taken now and everything it covers goes. Sequence 0 and the newest
+        event stay, so the id remains taken and the log goes on where it was. Raises `SnapshotNeededError`,
+        and as `snapshot`.
+        """
+        self._check_open()
+        if before is None:
+            before = await self.snapshot(execution_id) + 1
+        return await self.store.truncate_prefix(execution_id, before)
+
+    async def fork(
+        self,
+        execution_id: str,
+        at_sequence: int,
+        branch_name: str | None = None,
+        *,
+        fork_id: str | None = None,
+    ) -> ExecutionHandle:
+        """Start a new execution from the events 0 to `at_sequence` of another, and drive it on.
+
+        The child is served what it inherits: no effect of the prefix runs again and nothing is emitted twice.
+        It brings along no fence and no end; with `branch_name` it is registered in `store.branches`. To take
+        another way at a gate, cut at its EXECUTION_SUSPENDED; to run a failed step again, cut before its
+        failure. The origin is not touched. With `fork_id` a repeat raises `ExecutionAlreadyExistsError`.
+        Raises `UnknownExecutionError`, `BeyondLogError`, `PrefixTruncatedError`, `BadInputError` for a cut at
+        or behind the end, `BranchExistsError`, `UnknownFlowError`, `StorageError`.
+        """
+        self._check_open()
+        if fork_id is not None:
+            text_argument("fork_id", fork_id)
+        prefix = await self.store.read_range(execution_id, 0, at_sequence)
+        if not prefix:
+            raise UnknownExecutionError(execution_id)
+        state = fold_events(None, prefix)
+        if state.ended is not None:
+            raise BadInputError(
+                f"execution {execution_id!r} has {state.status} by {at_sequence}: cut before that"
+            )
+        flow = self._flow_of(state)
+        child_id = self._id_factory() if fork_id is None else fork_id
+        return await self._finish(
+            child_id, self._fork(flow, execution_id, child_id, at_sequence, branch_name)
+        )
+
+    async def _fork(
+        self, flow: FlowDefinition, source_id: str, child_id: str, at_sequence: int, branch_name: str | None
+    ) -> ExecutionHandle:
+        try:
+            await self.store.copy_prefix(source_id, child_id, at_sequence, branch_name=branch_name)
+        except DuplicateSequenceError as error:
+            raise ExecutionAlreadyExistsError(child_id) from error
+        state = await self._states.load(child_id)
+        if state.status != RUNNING:
+            return ExecutionHandle(self, child_id)
+        return self._drive(flow, self._journal(child_id, state=state))
+
     # --- looking ---------------------------------------------------------------------------------
 
     def handle(self, execution_id: str) -> ExecutionHandle:
@@ -413,15 +509,15 @@ class WorkflowRuntime:
         what keeps an execution driven here from resting (`StorageWriteError`, `RuntimeClosedError`), and what
         `failure` returns once nobody here drives the execution.
         """
-        state: State | None = None
         while True:
             watcher = self._watch(execution_id)
             try:
                 live = self._live(execution_id)
+                state: State | None
                 if live is not None:
                     state = await asyncio.shield(live.rest)
                 else:
-                    state = await self.store.fold(execution_id, state)
+                    state = await self._states.find(execution_id)
                 if state is not None and state.status in statuses:
                     return state
                 failed = failure()
@@ -505,7 +601,10 @@ class WorkflowRuntime:
         if self._driven.get(live.journal.execution_id) is live:
             del self._driven[live.journal.execution_id]
         if live.rest.exception() is None:
-            self._states.keep(live.rest.result())
+            state = live.rest.result()
+            self._states.keep(state)
+            if self._snapshot_every is not None and state.ended is None and not self._closed:
+                self._background(self._snapshot_due(state.execution_id, state.sequence, self._snapshot_every))
 
     def _flow_of(self, state: State) -> FlowDefinition:
         flow = self._flows.get(state.flow_id)

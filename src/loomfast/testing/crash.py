@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -38,6 +39,8 @@ from loomfast.testing.time import START_MS, VirtualClock, run_virtual, running_l
 from loomfast.testing.world import World
 
 OpenStore: TypeAlias = Callable[[], AbstractAsyncContextManager[EventStore]]
+
+logger = logging.getLogger("loomfast")
 
 # How long, in virtual seconds, a write may take under a seed other than 0.
 LATENCIES_S = (0.0, 0.0, 0.0, 0.001, 0.02, 0.5)
@@ -94,6 +97,10 @@ class Played:
     writes: list[int] = field(default_factory=list)
     now_ms: int = START_MS
 
+    def hears(self, record: logging.LogRecord) -> bool:
+        """Filter what is logged: a process that has been killed says nothing more."""
+        return self.world.alive
+
     def __str__(self) -> str:
         """Say how to play this case again."""
         crashes = ", ".join(repr(crash) for crash in self.crashes)
@@ -121,23 +128,31 @@ def play_case(
     execution_id = f"{scenario.name}-{seed}-{batch_events}-" + "-".join(
         f"{crash.after}{'a' if crash.acknowledged else 'u'}" for crash in crashes
     )
-    for number, crash in enumerate((*crashes, None)):
-        life = _Life(played, execution_id, crash, 0 if seed == 0 else seed * 1_000 + number)
+    logger.addFilter(played.hears)
+    try:
+        _play_lives(played, open_store, execution_id)
+    finally:
+        logger.removeFilter(played.hears)
+    return played
+
+
+def _play_lives(played: Played, open_store: OpenStore, execution_id: str) -> None:
+    for number, crash in enumerate((*played.crashes, None)):
+        life = _Life(played, execution_id, crash, played.seed * 1_000 + number if played.seed else 0)
         played.lives.append(played.world.durable_sequence + 1)
         played.world.alive = True
         try:
             run_virtual(life.main(open_store), seed=life.seed, start_ms=played.now_ms)
         except ProcessKilled:
             pass  # as planned
-        except BadInputError:
-            raise
         except LoomError as error:
+            if type(error) is BadInputError:  # not one of its kinds, which a runtime may raise
+                raise
             played.world.violations.append(f"{type(error).__name__}: {error}")
         if life.store is not None:
             played.writes.append(life.store.writes)
             if not life.store.crashed:
                 break
-    return played
 
 
 class _Life:
@@ -202,6 +217,8 @@ class _Life:
             if scenario.chosen_id:
                 self._world.acknowledged(0, "a start")
         else:
+            if self._to_cancel.is_set():  # whoever asked was not answered, and asks again
+                await self._cancel(runtime)
             handle = await runtime.recover(execution_id)
         cancelling = asyncio.create_task(self._cancel(runtime))
         try:
