@@ -107,7 +107,7 @@ class DrivenExecution:
                 context.close()
                 raise asyncio.CancelledError from error
             fact, body = "EXECUTION_FAILED", encode({"error": failures.record(error)})
-            if not isinstance(error, RunSignal | DeterminismError):
+            if not self._cancelled and not isinstance(error, RunSignal | DeterminismError):
                 # As text: a record that holds the error would hold the flow's frames, and all their locals.
                 trace = "".join(traceback.format_exception(error))
                 logger.warning("execution %r failed\n%s", journal.execution_id, trace)
