@@ -118,7 +118,7 @@ CASES: dict[str, tuple[Callable[[Patch], None], str, str]] = {
     "rests before it is written": (
         drains_do_not_wait,
         "output-before-gates",
-        "no execution",
+        "was acknowledged at sequence",
     ),
     "drops an event": (loses_an_event, "emits-around-a-step", "lost"),
     "counts attempts anew": (attempts_begin_again, "emits-around-a-step", "expected the next number"),
