@@ -91,7 +91,8 @@ def test_a_path_that_sqlite_cannot_take_is_a_one_line_error(tmp_path, spawn, arg
         command, argument = args
         ended = spawn(command, os.fsdecode(name), argument, input=lines_of(log_of("e")))
         assert (ended.code, ended.out) == (2, b"")
-        assert ended.err.endswith("caf\\udce9.db: SQLite takes names in UTF-8 only\n")
+        assert "caf\\udce9.db: SQLite takes names in UTF-8 only" in ended.err
+        assert ended.err.count("\n") == 1
 
 
 def test_a_database_in_a_folder_that_is_not_there_cannot_be_made(tmp_path, spawn):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from loomfast import FOLD_VECTORS, BadSnapshotError, MalformedEventError
+from loomfast import FOLD_VECTORS, BadInputError, BadSnapshotError, MalformedEventError
 from loomfast import _events as ev
 from tests.kernels.logs import random_log
 from tests.kernels.make_fold_vectors import TARGET, render
@@ -85,6 +85,21 @@ def test_rows_without_the_bodies_nobody_needs_fold_like_events(fold_kernel: Modu
         stamp = event.stamp if event.stamp is None or event.stamp < 2**63 else event.stamp - 2**64
         rows.append((event.sequence, event.kind, subject, stamp, event.body if needed else None))
     assert fold_kernel.fold_rows(None, "e", rows) == fold_kernel.fold_events(None, events)
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        (("0", 10, None, None, b"{}"), "sequence: must be an int, not str"),
+        ((0, 10.0, None, None, b"{}"), "kind: must be an int, not float"),
+        ((True, None, None, None, b"{}"), "sequence: must be an int, not bool"),
+    ],
+)
+def test_rows_whose_numbers_are_no_ints_are_refused(
+    fold_kernel: ModuleType, row: tuple[Any, ...], fault: str
+) -> None:
+    with pytest.raises(BadInputError, match=f"^{fault}$"):
+        fold_kernel.fold_rows(None, "e", [row])
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -44,6 +44,28 @@ def test_more_stamps_than_are_collected_at_once_are_counted(kernels: dict[str, M
     assert dict(state.emits.items()) == Counter(digests)
 
 
+def test_a_large_replay_is_bumped_on_and_let_go_while_older_states_are_held(
+    kernels: dict[str, ModuleType],
+) -> None:
+    kernel = kernels["native"]
+    digests = [random.Random(at).getrandbits(64) for at in range(550_000)]
+    large = kernel.fold_events(None, [started(kernel), *stamped(kernel, 1, digests)])
+    more = [digest ^ 1 for digest in digests[:60_000]] + digests[:2_000]
+    newer = held = large
+    for event in stamped(kernel, 550_001, more):
+        newer = kernel.fold_events(newer, (event,))
+        if event.sequence == 580_000:
+            held = newer
+    branch = kernel.fold_events(large, stamped(kernel, 550_001, more))
+    counts = Counter(digests)
+    assert dict(large.emits.items()) == counts
+    assert dict(held.emits.items()) == counts + Counter(more[:30_000])
+    del large, held
+    assert newer.emits == branch.emits
+    del branch
+    assert dict(newer.emits.items()) == counts + Counter(more)
+
+
 def test_an_error_late_in_a_long_fold_names_its_event_and_changes_nothing(fold_kernel: ModuleType) -> None:
     base = fold_kernel.fold_events(None, [started(fold_kernel), *stamped(fold_kernel, 1, [1, 2, 3])])
     before = base.to_json()

@@ -132,6 +132,24 @@ def test_both_kernels_refuse_in_the_same_words() -> None:
         assert messages[0] == messages[1]
 
 
+@pytest.mark.parametrize("count", [2**31 - 2, 2**31 - 1, 2**31, 2**32])
+def test_counts_of_any_size_are_counted_on_in_every_version(trie_kernel: ModuleType, count: int) -> None:
+    root: list[Any] = trie_kernel.Trie().bump(0).to_json()
+    root[0][0][0]["0000000000000000"] = count
+    versions = [trie_kernel.Trie.from_json(root)]
+    for _ in range(4):
+        versions.append(versions[-1].bump(0))
+    branch = versions[2].bump(16**3)
+    assert [version.get(0) for version in versions] == [count + n for n in range(5)]
+    assert dict(branch.items()) == {0: count + 2, 16**3: 1}
+    assert dict(branch.bump(0).items()) == {0: count + 3, 16**3: 1}
+    draft = versions[0].draft()
+    for _ in range(4):
+        draft.bump_in_place(0)
+    assert (draft.get(0), versions[0].get(0)) == (count + 4, count)
+    assert trie_kernel.Trie.from_json(draft.to_json()) == draft
+
+
 @pytest.mark.parametrize("digest", [0, 1, 2**30, 2**32, 2**60, 2**63, 2**64 - 1])
 def test_digests_at_the_edges_of_their_range_are_counted(trie_kernel: ModuleType, digest: int) -> None:
     assert list(trie_kernel.Trie().bump(digest).items()) == [(digest, 1)]

@@ -83,6 +83,20 @@ def of(events: Iterable[lf.Envelope], *event_types: str) -> list[str]:
     return [kind for kind in kinds(events) if kind.rstrip("*") in event_types]
 
 
+STEP_KINDS = ("STEP_STARTED", "STEP_COMPLETED", "STEP_FAILED", "STEP_CANCELLED", "EFFECT_INDOUBT")
+
+
+def steps_of(log: list[lf.Envelope]) -> list[str]:
+    """What became of the steps, without the prefix `STEP_`."""
+    return [kind.removeprefix("STEP_") for kind in of(log, *STEP_KINDS)]
+
+
+async def turns(count: int) -> None:
+    """Let others go on: a step's effect begins some turns of the loop after the call."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 class ScriptedStore(lf.MemoryEventStore):
     """A memory store whose appends can be told to fail: `script` maps the n-th append to what it does.
 
@@ -114,3 +128,18 @@ class ScriptedStore(lf.MemoryEventStore):
             done = act(envelopes)
             if asyncio.iscoroutine(done):
                 await done
+
+
+class DyingStore(lf.MemoryEventStore):
+    """Writes so many events, and then dies: nothing is written any more, and what is there can be read."""
+
+    def __init__(self, events: int) -> None:
+        super().__init__()
+        self.left = events
+
+    async def append_batch(self, envelopes: Any) -> None:
+        if len(envelopes) > self.left:
+            self.left = 0
+            raise OSError("the machine is gone")
+        await super().append_batch(envelopes)
+        self.left -= len(envelopes)

@@ -16,18 +16,12 @@ import pytest
 import loomfast as lf
 from loomfast._runtime import context as context_module
 from tests.conftest import OpenStore
-from tests.runtime.harness import deployed, of, parking, run_through, runtime
+from tests.runtime.harness import deployed, of, parking, run_through, runtime, turns
 
 
 @lf.step
 async def noop() -> None:
     pass
-
-
-async def turns(count: int) -> None:
-    """Let others go on: a step's effect begins some turns of the loop after the call."""
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 # --- the guards of D4 ----------------------------------------------------------------------------

@@ -173,7 +173,7 @@ async def test_a_large_local_dies_when_its_run_cannot_go_on_although_its_handle_
         large = Large()
         alive.append(weakref.ref(large))
         store.failing = wedge == "write"
-        await ctx.run(lambda: 1, len(alive) if wedge == "divergence" else None, key="k")
+        await ctx.run(lambda n=None: 1, len(alive) if wedge == "divergence" else None, key="k")
         ctx.emit("note")
         await ctx.suspend("go")
         assert large.held
@@ -209,10 +209,8 @@ async def test_five_thousand_executions_leave_no_objects_and_no_memory_behind() 
 
     class Forgetful(lf.MemoryEventStore):
         def forget(self) -> None:
-            self._heads.clear()
-            self._logs.clear()
-            self._listing.clear()
-            self._order.clear()
+            for kept in (self._shared.heads, self._logs, self._listing, self._order, self._places):
+                kept.clear()
 
     store = Forgetful()
 

@@ -7,6 +7,11 @@ Numbers and stamps are C values. Stamps are collected and bumped when the pass i
 reads them: sorted, many of them cost a fraction of what each would alone. Of an event that counts for nothing
 but its stamp, neither subject nor body is touched.
 
+A step that an earlier event of the same pass made, and that nobody else holds, is changed in place as well.
+
+A replay of a long list waits for memory more than it computes. So each event is fetched well before its turn;
+half way, what it refers to; and at last the leaf of the map that it will change.
+
 Envelopes, states and records are not known to the garbage collector. None of them can be part of a cycle, save
 an envelope whose payload has no JSON form and itself leads back to that envelope.
 """
@@ -22,7 +27,7 @@ from cpython.unicode cimport PyUnicode_CheckExact
 from libc.string cimport memcpy
 
 from loomfast._native.lineage cimport prefetch_leaf
-from loomfast._native.nodes cimport loom_as_u64, mix, u64
+from loomfast._native.nodes cimport loom_as_u64, loom_prefetch, mix, u64
 from loomfast._native.trie cimport Table as _Table
 from loomfast._native.trie cimport Trie as _Trie
 
@@ -61,7 +66,7 @@ cdef extern from "Python.h":
     PyTypeObject* Py_TYPE(PyObject* value) noexcept  # reads a field
 
 cdef enum:
-    LOOKAHEAD = 12  # how many events before it an event's step is looked for
+    LOOKAHEAD = 12  # how many events before it an event's step is looked for; what leads there, up to thrice
 
 cdef enum:  # as in `_events`; a test compares them
     DOMAIN = 0
@@ -97,7 +102,7 @@ cdef struct Pass:  # what one call of a fold keeps beside the new state
 
 
 cdef dict _KIND_OF = dict(ev.KIND_OF)
-cdef dict _STEP_PHASE = dict(ev.STEP_PHASE)
+cdef tuple _PHASES = tuple(ev.STEP_PHASE[kind] for kind in range(STEP_STARTED, EFFECT_INDOUBT + 1))
 cdef dict _END_STATUS = dict(ev.END_STATUS)
 cdef object _RUNNING = ev.RUNNING
 cdef object _SUSPENDED = ev.SUSPENDED
@@ -485,6 +490,9 @@ def fold_events(state, events):
                 event = Envelope.from_json(event)
             envelope = <Envelope>event
             if listed:
+                if ahead + 2 * LOOKAHEAD < PyList_GET_SIZE(events):
+                    _fetch(PyList_GET_ITEM(events, ahead + 2 * LOOKAHEAD))
+                    _fetch_parts(PyList_GET_ITEM(events, ahead + LOOKAHEAD))
                 if ahead < PyList_GET_SIZE(events):
                     _look_ahead(folded, PyList_GET_ITEM(events, ahead))
                 ahead += 1
@@ -621,6 +629,19 @@ cdef object _result(object state, State folded, Pass* fold):
     return state
 
 
+cdef inline void _fetch(PyObject* event) noexcept:  # a hint: cannot raise
+    """Have an envelope fetched: what a fold reads of it may lie in two cache lines."""
+    loom_prefetch(event)
+    loom_prefetch(<char*>event + 63)
+
+
+cdef inline void _fetch_parts(PyObject* event) noexcept:  # follows pointers: cannot raise
+    """Have fetched what an envelope refers to, if a fold will need it."""
+    if Py_TYPE(event) == <PyTypeObject*>Envelope and (<Envelope>event).kind >= STEP_STARTED:
+        loom_prefetch(<PyObject*>(<Envelope>event).subject)
+        loom_prefetch(<PyObject*>(<Envelope>event).body)
+
+
 cdef inline void _look_ahead(State state, PyObject* event) noexcept:  # follows pointers: cannot raise
     """Have memory fetched that a later event of a step or a decision will need."""
     cdef Envelope envelope
@@ -729,23 +750,43 @@ cdef int _fact(State state, Pass* fold, long long kind, object subject, object b
 
 cdef int _step_event(State state, Pass* fold, long long kind, object key, object body) except -1:
     cdef Step known
-    cdef Step step = Step.__new__(Step)
-    step.sequence = state.sequence
-    if kind == STEP_STARTED:
-        step.phase = _OPEN
-        step.started = body
-    else:
-        step.phase = _STEP_PHASE[kind]
-        step.outcome = body
+    cdef Step step
+    cdef PyObject* own
     if not fold.owned & STEPS:
         state.steps = state.steps.drafted()
         fold.owned |= STEPS
+    elif kind != STEP_STARTED:
+        own = state.steps.sole(key)
+        if own != NULL:
+            step = <Step>own
+            _step_left(state, step)
+            step.phase = <object>PyTuple_GET_ITEM(_PHASES, kind - STEP_STARTED)
+            step.sequence = state.sequence
+            step.outcome = body
+            return _step_settled(state, kind)
+    step = Step.__new__(Step)
+    step.sequence = state.sequence
+    step.phase = <object>PyTuple_GET_ITEM(_PHASES, kind - STEP_STARTED)
+    if kind == STEP_STARTED:
+        step.started = body
+    else:
+        step.outcome = body
     known = state.steps.exchange(key, step)
     if known is not None:
-        if known.phase == _IN_DOUBT:
-            state.in_doubt -= 1
+        _step_left(state, known)
         if kind != STEP_STARTED:
             step.started = known.started
+    return _step_settled(state, kind)
+
+
+cdef inline int _step_left(State state, Step known) except -1:
+    """Note that what was known of a step is known no longer."""
+    if known.phase is not _OPEN and known.phase == _IN_DOUBT:
+        state.in_doubt -= 1
+    return 0
+
+
+cdef inline int _step_settled(State state, long long kind) except -1:
     if kind == EFFECT_INDOUBT:
         state.in_doubt += 1
     state.status = _SUSPENDED if state.in_doubt or state.pending is not None else _RUNNING
@@ -783,6 +824,14 @@ cdef int _resume(State state, Pass* fold, object body) except -1:
 
 cdef tuple _gate_fields(State state, int kind, object body):
     payload = decode(body)
+    if (
+        type(payload) is dict
+        and len(payload) == 2
+        and type(payload.get("gate")) is int
+        and payload["gate"] >= 0
+        and type(payload.get("on")) is str
+    ):
+        return payload["gate"], payload["on"]  # what most gates say, and well-formed
     fault = ev.payload_fault(kind, payload)
     if fault is not None:
         _refuse(state, fault[0], fault[1])

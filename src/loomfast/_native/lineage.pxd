@@ -26,13 +26,22 @@ same children, foreign in their turn; a leaf's copy keeps only what was visible 
 So a branch costs one path copy, never O(k); no read walks a chain of lineages; and nothing pins an origin:
 nodes count the references to them, and what no root reaches is freed node by node.
 
+*Small slots.* Nearly every digest is stamped once and never again. So the slot of a count is 16 bytes, the hash
+and one word, which holds both the count and the number of its version. Only when an older version must keep
+another count does the word become the address of a chain of `Past` records, of which the first is the newest
+count. A `Table`'s slots hold object, number and chain side by side.
+
+*Where leaves are.* At a million digests a bump of an arbitrary leaf costs what its cache lines and its page
+cost to reach. A leaf's tags end the line that it begins with, and leaves that a large bulk load makes, and
+those that replace them, come from huge pages: see `leaf_arena.h`, which says why others do not.
+
 *Old values.* A `Past` record has a jump pointer in the skew-binary pattern of Myers (1983), so finding the
 value as of an old version takes O(log n) steps of a chain of n. Records are only ever pushed and popped at the
-top, so jump pointers never dangle.
+top, so jump pointers never dangle. (For a count, the top is below its first record, which is chained anew.)
 
 *Letting go.* A lineage links its living versions in order. Before a value is pushed, the records on top that
 lie between two neighbours of that list, where no living version can see them, are popped: a
-loop that keeps only the newest version keeps at most one record per slot. What this misses (holders that
+loop that keeps only the newest version keeps at most one old value per slot. What this misses (holders that
 come and go in other orders, slots that only dropped versions saw) is counted in `litter`. When litter exceeds
 twice the living data, the next write begins a new lineage as a branch does, and each write after it also
 copies one further foreign leaf (`sweep`) until none is left. Work per write stays bounded: no pass ever stops
@@ -53,7 +62,7 @@ Mixing is a bijection, so distinct digests always part within 16 levels, and an 
 levels. For a `Table` the hash is Python's; keys of equal hash share an overfull leaf at the last level.
 """
 
-from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject
 
 from loomfast._native.nodes cimport (
@@ -61,12 +70,14 @@ from loomfast._native.nodes cimport (
     FROZEN,
     FULL,
     HIGHEST_COUNT,
+    INLINE,
     LEAF,
     LEVELS,
     VALUE,
     Branch,
     Debris,
     Leaf,
+    Memory,
     Past,
     Py_INCREF,
     Slot,
@@ -74,17 +85,23 @@ from loomfast._native.nodes cimport (
     as_branch,
     as_leaf,
     capacity,
+    chain,
     copy_node,
     discard,
     find_slot,
-    leaf_bytes,
+    fits,
+    inline_count,
+    grown_leaf,
     likely_slot,
     loom_prefetch,
     new_leaf,
+    new_past,
+    newest_count,
     references,
     release,
     release_node,
     seen_as_of,
+    sole_count,
     split_leaf,
     u32,
     u64,
@@ -121,6 +138,7 @@ cdef struct Lineage:
     u64 size  # of the newest version, without what is queued
     bint sweeping
     bint keyed
+    Memory memory  # where leaves that replace none are made
     bint chained  # whether any slot may have a past
     u32 queued  # how many bumps have been queued
     u32 applied  # how many of them have been carried out
@@ -306,7 +324,23 @@ cdef inline bint look(Version* version, u64 hash, PyObject* key, bint keyed, u64
     if ref == 0:
         return False
     slot = find_slot(as_leaf(ref), hash, key, keyed)
-    return slot != NULL and seen_as_of(slot, limit, word)
+    return slot != NULL and seen_as_of(slot, limit, keyed, word)
+
+
+cdef inline Slot* own_slot(Version* version, u64 hash, PyObject* key) noexcept:  # as look
+    """Return the slot of a keyed lineage that this version wrote and no other sees, or NULL."""
+    cdef Bump bump
+    cdef Slot* slot
+    if not version.drafted or version.line.newest != version.number:
+        return NULL
+    bump.hash = hash
+    bump.ref = &version.line.root
+    bump.shift = 60
+    approach(&bump, LEVELS)
+    if not bump.ref[0] & LEAF or bump.ref[0] & FOREIGN:
+        return NULL
+    slot = find_slot(as_leaf(bump.ref[0]), hash, key, True)
+    return slot if slot != NULL and slot.number == version.number else NULL
 
 
 cdef inline Leaf* next_leaf(Version* version, u64* cursor, bint* done, u32* limit) noexcept:  # as look
@@ -391,79 +425,112 @@ cdef inline Slot* claim(
         if slot != NULL:
             return slot
     while ref[0] and as_leaf(ref[0]).size >= FULL and shift >= 0:
-        ref[0] = <size_t>split_leaf(as_leaf(ref[0]), shift, line.keyed)
+        ref[0] = <size_t>split_leaf(as_leaf(ref[0]), shift, line.keyed, line.memory)
         ref = &as_branch(ref[0]).child[(hash >> shift) & 15]
         shift -= 4
     if ref[0] == 0:
-        ref[0] = <size_t>new_leaf(1, line.keyed) | LEAF
+        ref[0] = <size_t>new_leaf(1, line.keyed, line.memory) | LEAF
     leaf = as_leaf(ref[0])
     if leaf.size and leaf.size == capacity(leaf.size):
-        leaf = <Leaf*>PyMem_Realloc(leaf, leaf_bytes(capacity(leaf.size + 1), line.keyed))
-        if leaf == NULL:
-            raise MemoryError()
+        leaf = grown_leaf(leaf, line.keyed, line.memory)
         ref[0] = <size_t>leaf | LEAF
     fresh[0] = True
     return append_slot(leaf, hash, line.keyed)
 
 
+cdef inline bint still_seen(Version** seer, u32 since, u32 number, int* patience) noexcept:  # pointers: cannot raise
+    """Whether a version older than `number` perhaps sees what was written by `since`.
+
+    The search begins at `seer`, and leaves it at the last living version before `number`.
+    """
+    while seer[0] != NULL and seer[0].number >= number and patience[0]:
+        seer[0] = seer[0].older
+        patience[0] -= 1
+    return patience[0] == 0 or (seer[0] != NULL and seer[0].number >= since)
+
+
+cdef inline void pop_unseen(
+    Lineage* line, Past** top, Version* seer, u32 since, int patience, Debris* debris
+) noexcept:  # pointers: cannot raise
+    """Free records on `top` that no living version sees.
+
+    They are older than a value written by `since`, and `seer` is the last living version that sees that value, if
+    any does. `patience` is what `still_seen` has left.
+    """
+    cdef Past* past
+    cdef int pops = POPS
+    while top[0] != NULL and seer != NULL and seer.number >= since and patience:
+        seer = seer.older
+        patience -= 1
+    # Now `seer` is the last living version before the slot's value came, unless patience ran out.
+    while patience and pops and top[0] != NULL and (seer == NULL or top[0].number > seer.number):
+        past = top[0]
+        top[0] = past.older
+        if line.keyed:
+            discard(debris, <size_t>past.word | VALUE)
+        PyMem_Free(past)
+        line.litter -= 1
+        pops -= 1
+
+
 cdef inline int supersede(
     Lineage* line, Slot* slot, u64 word, u32 number, Version* writer, Debris* debris
 ) except -1:
-    """Give a slot the word that version `number` writes; keep the old one if an older version sees it.
-
-    `writer` is that version, or NULL if nobody holds it any more.
-    """
-    cdef Version* seer = writer.older if writer != NULL else line.tail
+    """Give a keyed slot the word that version `number` writes; keep the old one if an older version sees it."""
+    cdef Version* seer = writer.older
     cdef Past* past
     cdef int patience = PATIENCE
-    cdef int pops = POPS
-    cdef bint kept = slot.number != number
-    if kept:
-        while seer != NULL and seer.number >= number and patience:
-            seer = seer.older
-            patience -= 1
-        kept = patience == 0 or (seer != NULL and seer.number >= slot.number)
-    if kept:
-        while slot.past != NULL and seer != NULL and seer.number >= slot.number and patience:
-            seer = seer.older
-            patience -= 1
-        # Now `seer` is the last living version before the slot's value came, unless patience ran out.
-        while patience and pops and slot.past != NULL and (seer == NULL or slot.past.number > seer.number):
-            past = slot.past
-            slot.past = past.older
-            if line.keyed:
-                discard(debris, <size_t>past.word | VALUE)
-            PyMem_Free(past)
-            line.litter -= 1
-            pops -= 1
-        past = <Past*>PyMem_Malloc(sizeof(Past))
-        if past == NULL:
-            raise MemoryError()
-        past.word = slot.word
-        past.number = slot.number
+    if slot.number != number and still_seen(&seer, slot.number, number, &patience):
+        past = new_past(slot.word, slot.number)
+        pop_unseen(line, &slot.past, seer, slot.number, patience, debris)
         chain(past, slot.past)
         slot.past = past
         line.chained = True
         line.litter += 1
-    elif line.keyed:
+    else:
         discard(debris, <size_t>slot.word | VALUE)
     slot.word = word
     slot.number = number
     return 0
 
 
-cdef inline void chain(Past* past, Past* older) noexcept:  # pointers: cannot raise
-    """Put `past` on top of a chain: its jump is as long as two equal jumps below it together, or 1."""
-    cdef Past* jump = older.jump if older != NULL else NULL
-    cdef u32 at = jump.length if jump != NULL else 0
-    cdef Past* further = jump.jump if jump != NULL else NULL
-    past.older = older
-    past.jump = older
-    past.length = 1
-    if older != NULL:
-        past.length = older.length + 1
-        if older.length - at == at - (further.length if further != NULL else 0):
-            past.jump = further
+cdef inline int count_on(Lineage* line, Slot* slot, u32 number, Version* writer) except -1:
+    """Count once more in version `number`; keep the old count if an older version sees it.
+
+    `writer` is that version, or NULL if nobody holds it any more.
+    """
+    cdef Version* seer = writer.older if writer != NULL else line.tail
+    cdef u64 count = min(newest_count(slot) + 1, HIGHEST_COUNT)
+    cdef bint alone = slot.word & INLINE
+    cdef Past* past = NULL if alone else <Past*>slot.word
+    cdef Past* next
+    cdef u32 since = slot.word >> 32 if alone else past.number
+    cdef int patience = PATIENCE
+    if since != number and still_seen(&seer, since, number, &patience):
+        next = new_past(count, number)
+        if alone:
+            try:
+                past = new_past(newest_count(slot), since)
+            except MemoryError:
+                PyMem_Free(next)
+                raise
+            past.older = NULL
+        else:
+            pop_unseen(line, &past.older, seer, since, patience, NULL)
+        chain(past, past.older)  # anew, since what its jump led to may be gone
+        chain(next, past)
+        slot.word = <u64>next
+        line.chained = True
+        line.litter += 1
+    elif alone and fits(count):
+        slot.word = inline_count(count, number)
+    elif alone:
+        slot.word = sole_count(count, number)
+        line.chained = True
+    else:
+        past.word = count
+        past.number = number
+    return 0
 
 
 cdef inline int sweep(Lineage* line, Debris* debris) except -1:
@@ -495,12 +562,11 @@ cdef inline int bump_now(Lineage* line, Bump* bump) except -1:
     try:
         slot = claim(line, bump.hash, NULL, &debris, bump.ref, bump.shift, &fresh)
         if fresh:
-            slot.word = 1
-            slot.number = bump.number
+            slot.word = inline_count(1, bump.number)
             line.size += 1
             line.slots += 1
         else:
-            supersede(line, slot, min(slot.word + 1, HIGHEST_COUNT), bump.number, bump.version, &debris)
+            count_on(line, slot, bump.number, bump.version)
         if bump.version != NULL:
             bump.version.size = line.size
         if line.sweeping:
@@ -560,6 +626,7 @@ cdef inline int defer(Version* version, u64 hash) except -1:
         bump = &line.queue[(line.queued - LOOKAHEAD) % QUEUE]
         approach(bump, LEVELS)
         loom_prefetch(as_leaf(bump.ref[0]))
+        loom_prefetch(<char*>as_leaf(bump.ref[0]) + sizeof(Leaf) - 1)
     bump = &line.queue[line.queued % QUEUE]
     bump.hash = hash
     bump.version = version

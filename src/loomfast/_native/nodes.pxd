@@ -4,7 +4,7 @@ What lives here: slots, leaves and branches; finding, copying, splitting and rel
 which version may write what. Invariant: a node is referred to by tagged addresses, and counts them.
 """
 
-from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc
 from cpython.object cimport Py_EQ, PyObject
 from libc.string cimport memcpy, memset
 
@@ -12,6 +12,7 @@ ctypedef unsigned long long u64
 ctypedef unsigned int u32
 
 cdef extern from "Python.h":
+    Py_ssize_t Py_REFCNT(PyObject* value) noexcept  # reads a field
     void Py_INCREF(PyObject* value) noexcept  # counts: cannot raise
     void Py_DECREF(PyObject* value) noexcept  # a destructor's error is reported, not raised
     bint PyObject_RichCompareBool(PyObject* left, PyObject* right, int operator) noexcept  # see same_key
@@ -43,18 +44,32 @@ cdef extern from *:
     int loom_lowest_bit(unsigned long long word) noexcept nogil  # a macro or an instruction: cannot raise
     void loom_prefetch(const void* address) noexcept nogil  # a hint: cannot raise
 
+cdef extern from "leaf_arena.h":
+    void* loom_arena_take(int at, size_t bytes, bint grow) noexcept nogil  # C: returns NULL instead
+    void loom_arena_return(void* block) noexcept nogil  # frees: cannot raise
+
 # A reference to a node is its address with these bits set; 0 is the empty reference.
 cdef enum:
     LEAF = 1
     FOREIGN = 2  # belongs to a frozen lineage; read as of the limit beside this reference
     VALUE = 4  # in a Debris only: a Python object
 
+# A count is the last record of its history, or, if it has none, inline: this bit, the count below 2^31 above
+# it, and above that the number of the version that wrote it.
 cdef enum:
-    FULL = 64  # a leaf of so many slots is split, unless no hash bits are left
+    INLINE = 1
+
+cdef enum Memory:  # where a new leaf is to be
+    PLAIN
+    POOLED  # in an arena that has room
+    BULK  # in an arena, a new one if need be
+
+cdef enum:
+    FULL = 48  # a leaf of so many slots is split, unless no hash bits are left; a leaf up to its slots: 64 bytes
     LEVELS = 16  # of branches, at most: one for each hex digit of a hash
 
 
-cdef struct Past:  # a value that a slot had before
+cdef struct Past:  # a value that a slot had before, or a count that it has now
     Past* older
     Past* jump
     u64 word
@@ -64,17 +79,19 @@ cdef struct Past:  # a value that a slot had before
 
 cdef struct Slot:
     u64 hash
-    u64 word  # a count, or a PyObject* that is owned
+    u64 word  # a count (see INLINE), or a PyObject* that is owned
+    PyObject* key  # owned; this and what follows only slots of a keyed lineage have (see `slot_size`)
     Past* past
     u32 number  # of the version that wrote `word`
     u32 spare
-    PyObject* key  # owned; only slots of a keyed lineage have this member (see `slot_size`)
 
 
 cdef struct Leaf:
     u32 references
     u32 size  # the capacity follows from it: see `capacity`
-    u64 tags[8]  # the low byte of each of the first FULL hashes; slots follow
+    u32 pooled  # whether its memory is from `leaf_arena.h`
+    u32 spare
+    u64 tags[6]  # the low byte of each of the first FULL hashes; slots follow
 
 
 cdef struct Branch:
@@ -106,7 +123,7 @@ cdef inline u64 unmix(u64 word) noexcept:  # arithmetic: cannot raise
 
 
 cdef inline size_t slot_size(bint keyed) noexcept:  # arithmetic: cannot raise
-    return sizeof(Slot) if keyed else sizeof(Slot) - sizeof(PyObject*)
+    return sizeof(Slot) if keyed else 2 * sizeof(u64)
 
 
 cdef inline Slot* slot_at(Leaf* leaf, u32 index, bint keyed) noexcept:  # arithmetic: cannot raise
@@ -141,13 +158,43 @@ cdef inline size_t leaf_bytes(u32 slots, bint keyed) noexcept:  # arithmetic: ca
     return sizeof(Leaf) + slots * slot_size(keyed)
 
 
-cdef inline Leaf* new_leaf(u32 size, bint keyed) except NULL:
-    cdef Leaf* leaf = <Leaf*>PyMem_Malloc(leaf_bytes(capacity(size), keyed))
-    if leaf == NULL:
-        raise MemoryError()
+cdef inline Leaf* new_leaf(u32 size, bint keyed, Memory memory) except NULL:
+    cdef Leaf* leaf = NULL
+    cdef size_t bytes = leaf_bytes(capacity(size), keyed)
+    if memory != PLAIN and not keyed and size <= FULL:
+        leaf = <Leaf*>loom_arena_take(0 if size <= 8 else 1 if size <= 24 else 2, bytes, memory == BULK)
+    cdef bint pooled = leaf != NULL
+    if not pooled:
+        leaf = <Leaf*>PyMem_Malloc(bytes)
+        if leaf == NULL:
+            raise MemoryError()
     memset(leaf, 0, sizeof(Leaf))
     leaf.references = 1
+    leaf.pooled = pooled
     return leaf
+
+
+cdef inline void drop_leaf(Leaf* leaf) noexcept:  # frees: cannot raise
+    """Free the memory of a leaf, not what it owns."""
+    if leaf.pooled:
+        loom_arena_return(leaf)
+    else:
+        PyMem_Free(leaf)
+
+
+cdef inline Memory memory_like(Leaf* leaf, Memory memory) noexcept:  # compares: cannot raise
+    """Where a leaf is to be that replaces `leaf`: in an arena too, unless there is no room."""
+    return POOLED if memory == PLAIN and leaf.pooled else memory
+
+
+cdef inline Leaf* grown_leaf(Leaf* leaf, bint keyed, Memory memory) except NULL:
+    """Return a leaf with room for one slot more; the old one is freed."""
+    cdef Leaf* grown = new_leaf(leaf.size + 1, keyed, memory_like(leaf, memory))
+    cdef u32 pooled = grown.pooled
+    memcpy(grown, leaf, leaf_bytes(leaf.size, keyed))
+    grown.pooled = pooled
+    drop_leaf(leaf)
+    return grown
 
 
 cdef inline Slot* append_slot(Leaf* leaf, u64 hash, bint keyed) noexcept:  # the caller made room: cannot raise
@@ -157,8 +204,9 @@ cdef inline Slot* append_slot(Leaf* leaf, u64 hash, bint keyed) noexcept:  # the
     leaf.size = index + 1
     cdef Slot* slot = slot_at(leaf, index, keyed)
     slot.hash = hash
-    slot.past = NULL
-    slot.spare = 0
+    if keyed:
+        slot.past = NULL
+        slot.spare = 0
     return slot
 
 
@@ -205,12 +253,65 @@ cdef inline Slot* likely_slot(Leaf* leaf, u64 hash, bint keyed) noexcept:  # ari
     return slot_at(leaf, leaf.size, keyed)
 
 
-cdef inline bint seen_as_of(Slot* slot, u32 number, u64* word) noexcept:  # follows pointers: cannot raise
+cdef inline Past* new_past(u64 word, u32 number) except NULL:
+    cdef Past* past = <Past*>PyMem_Malloc(sizeof(Past))
+    if past == NULL:
+        raise MemoryError()
+    past.word = word
+    past.number = number
+    return past
+
+
+cdef inline void chain(Past* past, Past* older) noexcept:  # pointers: cannot raise
+    """Put `past` on top of a chain: its jump is as long as two equal jumps below it together, or 1."""
+    cdef Past* jump = older.jump if older != NULL else NULL
+    cdef u32 at = jump.length if jump != NULL else 0
+    cdef Past* further = jump.jump if jump != NULL else NULL
+    past.older = older
+    past.jump = older
+    past.length = 1
+    if older != NULL:
+        past.length = older.length + 1
+        if older.length - at == at - (further.length if further != NULL else 0):
+            past.jump = further
+
+
+cdef inline bint fits(u64 count) noexcept:  # compares: cannot raise
+    """Whether a count without a history needs no record."""
+    return count < 1U << 31
+
+
+cdef inline u64 inline_count(u64 count, u32 number) noexcept:  # arithmetic: cannot raise
+    return <u64>number << 32 | count << 1 | INLINE
+
+
+cdef inline u64 sole_count(u64 count, u32 number) except 0:
+    """Return the word of a count without a history."""
+    cdef Past* past
+    if fits(count):
+        return inline_count(count, number)
+    past = new_past(count, number)
+    chain(past, NULL)
+    return <u64>past
+
+
+cdef inline u64 newest_count(Slot* slot) noexcept:  # follows a pointer: cannot raise
+    return (slot.word & 0xFFFFFFFFU) >> 1 if slot.word & INLINE else (<Past*>slot.word).word
+
+
+cdef inline bint seen_as_of(Slot* slot, u32 number, bint keyed, u64* word) noexcept:  # follows pointers: cannot raise
     """Whether the slot had a value when `number` was the newest version, and which."""
-    cdef Past* past = slot.past
-    if slot.number <= number:
-        word[0] = slot.word
-        return True
+    cdef Past* past
+    if keyed:
+        if slot.number <= number:
+            word[0] = slot.word
+            return True
+        past = slot.past
+    elif slot.word & INLINE:
+        word[0] = newest_count(slot)
+        return slot.word >> 32 <= number
+    else:
+        past = <Past*>slot.word
     while past != NULL and past.number > number:
         past = past.jump if past.jump != NULL and past.jump.number > number else past.older
     if past == NULL:
@@ -227,20 +328,27 @@ cdef inline size_t copy_leaf(Leaf* leaf, u32 limit, bint keyed) except? 0:
     cdef Slot* slot
     cdef Slot* copied
     for index in range(leaf.size):
-        visible += seen_as_of(slot_at(leaf, index, keyed), limit, &word)
+        visible += seen_as_of(slot_at(leaf, index, keyed), limit, keyed, &word)
     if visible == 0:
         return 0
-    cdef Leaf* copy = new_leaf(visible, keyed)
+    cdef Leaf* copy = new_leaf(visible, keyed, memory_like(leaf, PLAIN))
     for index in range(leaf.size):
         slot = slot_at(leaf, index, keyed)
-        if seen_as_of(slot, limit, &word):
+        if seen_as_of(slot, limit, keyed, &word):
             copied = append_slot(copy, slot.hash, keyed)
-            copied.word = word
-            copied.number = 0
             if keyed:
+                copied.word = word
+                copied.number = 0
                 copied.key = slot.key
                 Py_INCREF(slot.key)
                 Py_INCREF(<PyObject*>word)
+            else:
+                try:
+                    copied.word = sole_count(word, 0)
+                except MemoryError:
+                    copied.word = INLINE
+                    free_leaf(copy, False, True)
+                    raise
     return <size_t>copy | LEAF
 
 
@@ -268,7 +376,7 @@ cdef inline size_t copy_node(size_t ref, u32 limit, bint keyed) except? 0:
     return copy_leaf(as_leaf(ref), limit, keyed) if ref & LEAF else copy_branch(as_branch(ref), limit)
 
 
-cdef inline Branch* split_leaf(Leaf* leaf, int shift, bint keyed) except NULL:
+cdef inline Branch* split_leaf(Leaf* leaf, int shift, bint keyed, Memory memory) except NULL:
     """Return a branch that holds the slots of `leaf` by the hex digit at `shift`; the leaf itself is freed."""
     cdef size_t size = sizeof(Branch) - sizeof(u32[16])
     cdef Branch* branch = <Branch*>PyMem_Calloc(1, size)
@@ -284,10 +392,11 @@ cdef inline Branch* split_leaf(Leaf* leaf, int shift, bint keyed) except NULL:
     try:
         for index in range(16):
             if counts[index]:
-                branch.child[index] = <size_t>new_leaf(counts[index], keyed) | LEAF
+                branch.child[index] = <size_t>new_leaf(counts[index], keyed, memory_like(leaf, memory)) | LEAF
     except MemoryError:
         for index in range(16):
-            PyMem_Free(as_leaf(branch.child[index]))
+            if branch.child[index]:
+                drop_leaf(as_leaf(branch.child[index]))
         PyMem_Free(branch)
         raise
     branch.references = 1
@@ -295,7 +404,7 @@ cdef inline Branch* split_leaf(Leaf* leaf, int shift, bint keyed) except NULL:
         slot = slot_at(leaf, index, keyed)
         moved = append_slot(as_leaf(branch.child[(slot.hash >> shift) & 15]), slot.hash, keyed)
         memcpy(moved, slot, slot_size(keyed))
-    PyMem_Free(leaf)
+    drop_leaf(leaf)
     return branch
 
 
@@ -307,18 +416,23 @@ cdef inline void free_leaf(Leaf* leaf, bint keyed, bint chained) noexcept:  # a 
     cdef u32 index
     cdef Slot* slot
     cdef Past* past
+    cdef Past* older
     for index in range(leaf.size if keyed or chained else 0):
         slot = slot_at(leaf, index, keyed)
-        while slot.past != NULL:
-            past = slot.past
-            slot.past = past.older
+        if keyed:
+            older = slot.past
+        else:
+            older = NULL if slot.word & INLINE else <Past*>slot.word
+        while older != NULL:
+            past = older
+            older = past.older
             if keyed:
                 Py_DECREF(<PyObject*>past.word)
             PyMem_Free(past)
         if keyed:
             Py_DECREF(<PyObject*>slot.word)
             Py_DECREF(slot.key)
-    PyMem_Free(leaf)
+    drop_leaf(leaf)
 
 
 cdef inline void release_node(size_t ref, bint keyed, bint chained) noexcept:  # as free_leaf

@@ -1,5 +1,7 @@
 """What the native fold needs of the native maps: their fields and the calls below the argument checks."""
 
+from cpython.object cimport PyObject
+
 from loomfast._native.lineage cimport Version
 from loomfast._native.nodes cimport u64
 
@@ -19,3 +21,4 @@ cdef class Table:
 
     cdef Table drafted(self)
     cdef object exchange(self, object key, object value)
+    cdef PyObject* sole(self, object key) except? NULL

@@ -24,21 +24,28 @@ from loomfast._native.lineage cimport (
     leave,
     look,
     next_leaf,
+    own_slot,
     settle,
     succeed,
     supersede,
     sweep,
 )
 from loomfast._native.nodes cimport (
+    INLINE,
+    BULK,
+    PLAIN,
     Debris,
     Leaf,
     Py_INCREF,
+    Py_REFCNT,
     Slot,
+    inline_count,
     loom_as_u64,
     mix,
     release,
     seen_as_of,
     slot_at,
+    sole_count,
     u32,
     u64,
     unmix,
@@ -49,6 +56,9 @@ import re
 from loomfast._errors import BadInputError, BadSnapshotError
 
 REVISION = 1
+
+cdef enum:
+    LARGE = 524288  # digests from which on a bulk load makes arenas
 
 # Counts are persisted as JSON numbers; beyond this, kernels in other languages would round them.
 MAX_COUNT = 2**53 - 1
@@ -143,7 +153,7 @@ cdef class _Entries:
             return 0
         for index in range(leaf.size):
             slot = slot_at(leaf, index, self.keyed)
-            if seen_as_of(slot, limit, &word):
+            if seen_as_of(slot, limit, self.keyed, &word):
                 batch.append(<object>slot.key if self.keyed else unmix(slot.hash))
                 batch.append(<object><PyObject*>word if self.keyed else word)
         return 0
@@ -222,6 +232,8 @@ cdef class Trie:
             ends[digests[at] >> 52] += 1
         try:
             apply_all(&self.at)
+            if self.at.size + size >= LARGE:
+                self.at.line.memory = BULK
             bump.version = &self.at
             bump.number = self.at.number
             bump.ref = NULL
@@ -230,6 +242,7 @@ cdef class Trie:
                 bump.hash = scratch[at]
                 bump_now(self.at.line, &bump)
         finally:
+            self.at.line.memory = PLAIN
             if left != NULL:
                 end_if_deserted(left)
         return 0
@@ -291,8 +304,9 @@ cdef class Trie:
             settle(&trie.at, False)
             hash = mix(_checked_digest(digest))
             slot = claim(trie.at.line, hash, NULL, &debris, NULL, 60, &fresh)
-            slot.word = count
-            slot.number = trie.at.number
+            slot.word = inline_count(0, trie.at.number)  # in case of no memory for what it really is
+            slot.word = sole_count(count, trie.at.number)
+            trie.at.line.chained = trie.at.line.chained or not slot.word & INLINE
             trie.at.size += 1
             trie.at.line.size += 1
             trie.at.line.slots += 1
@@ -330,7 +344,7 @@ cdef class Trie:
                 return True
             for index in range(leaf.size):
                 slot = slot_at(leaf, index, False)
-                if seen_as_of(slot, limit, &word):
+                if seen_as_of(slot, limit, False, &word):
                     if not look(&trie.at, slot.hash, NULL, False, &theirs) or theirs != word:
                         return False
 
@@ -397,6 +411,11 @@ cdef class Table:
         finally:
             if left != NULL:
                 end_if_deserted(left)
+
+    cdef PyObject* sole(self, object key) except? NULL:
+        """Return the value of `key`, borrowed, if this version gave it and nobody else can see it, else NULL."""
+        cdef Slot* slot = own_slot(&self.at, _hash_of(key), <PyObject*>key)
+        return <PyObject*>slot.word if slot != NULL and Py_REFCNT(<PyObject*>slot.word) == 1 else NULL
 
     def get(self, key, default=None):
         """Return the value of `key`, or `default`. Raises `BadInputError` for a key of another type."""

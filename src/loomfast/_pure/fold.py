@@ -71,6 +71,11 @@ _MASK: Final = 2**64 - 1
 Row: TypeAlias = tuple[int, int, str | None, int | None, bytes | None]
 
 
+def _whole(value: object, name: str) -> None:
+    if type(value) is not int:
+        raise BadInputError(f"{name}: must be an int, not {type(value).__name__}")
+
+
 class Envelope:
     """One event of a log.
 
@@ -433,6 +438,8 @@ def fold_rows(state: State | None, execution_id: str, rows: Iterable[Row]) -> St
     """
     fold = _Pass(state)
     for sequence, kind, subject, stamp, body in rows:
+        _whole(sequence, "sequence")
+        _whole(kind, "kind")
         digest = None if stamp is None else stamp & _MASK
         fold.apply(execution_id, sequence, kind, subject, digest, body)
     return fold.result()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import traceback
 
 from loomfast._core import failures
 from loomfast._core.definitions import FlowDefinition
@@ -107,7 +108,9 @@ class DrivenExecution:
                 raise asyncio.CancelledError from error
             fact, body = "EXECUTION_FAILED", encode({"error": failures.record(error)})
             if not isinstance(error, RunSignal | DeterminismError):
-                logger.warning("execution %r failed", journal.execution_id, exc_info=error)
+                # As text: a record that holds the error would hold the flow's frames, and all their locals.
+                trace = "".join(traceback.format_exception(error))
+                logger.warning("execution %r failed\n%s", journal.execution_id, trace)
         finally:
             self._in_flow = False
         await context.settle()
