@@ -208,6 +208,29 @@ def _flatness(measured: Mapping[str, float]) -> float:
 
 FLAT_LIMIT = 2.0
 
+
+def _live_emit(quick: bool) -> Measured:
+    from loomfast.bench.session import live_emits
+
+    return live_emits((1_000, 50_000), 5 if quick else 20)
+
+
+def _served(quick: bool) -> Measured:
+    from loomfast.bench.session import served_calls
+
+    return served_calls(5 if quick else 20)
+
+
+def _session(quick: bool) -> Measured:
+    from loomfast.bench.session import session_turns
+
+    return session_turns(200 if quick else 1_000)
+
+
+def _latest_turn(measured: Mapping[str, float]) -> float:
+    return max(measured.values()) / measured["turn 10"]
+
+
 CASES: tuple[Case, ...] = (
     Case(
         "fnv1a64",
@@ -266,6 +289,29 @@ CASES: tuple[Case, ...] = (
         _table,
         of("loomfast_50000", "immutables"),
         1.0,
+    ),
+    Case(
+        "ctx-emit",
+        "the whole of a live ctx.emit at 50,000 stamped ones, against 10 us",
+        _live_emit,
+        within(10e-6, "k=50000"),
+        1.0,
+    ),
+    Case(
+        "ctx-emit-flat",
+        "the same against 1,000",
+        _live_emit,
+        of("k=50000", "k=1000"),
+        1.5,
+    ),
+    Case("served-emit", "one served ctx.emit, against 5 us", _served, within(5e-6, "emit"), 1.0),
+    Case("served-step", "one served ctx.run, against 10 us", _served, within(10e-6, "step"), 1.0),
+    Case(
+        "session-turn",
+        "the latest turn of a session of 1,000 gates, without its served re-run, against turn 10",
+        _session,
+        _latest_turn,
+        1.5,
     ),
     Case(
         "longest-bump",
