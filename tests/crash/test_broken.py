@@ -118,11 +118,7 @@ CASES: dict[str, tuple[Callable[[Patch], None], str, str]] = {
     "rests before it is written": (
         drains_do_not_wait,
         "output-before-gates",
-<<<<<<< HEAD
-        "was acknowledged at",
-=======
         "was acknowledged at sequence",
->>>>>>> 9a81a4d941287b98f3710382a142bec81c4672b1
     ),
     "drops an event": (loses_an_event, "emits-around-a-step", "lost"),
     "counts attempts anew": (attempts_begin_again, "emits-around-a-step", "expected the next number"),

@@ -85,11 +85,7 @@ def test_between_them_the_flows_use_every_verb_of_a_context() -> None:
     source = "".join(path.read_text(encoding="utf-8") for path in files)
     verbs = [name for name in vars(lf.WorkflowContext) if not name.startswith("_")]
     surface = ["set", "merge", "append", "increment", "remove"]
-<<<<<<< HEAD
-    kernel_side = {"end", "close", "settle", "cancel", "execute", "execution_id", "segment", "ui"}
-=======
     kernel_side = {"ui", "end", "close", "settle", "cancel", "execute", "execution_id", "segment"}
->>>>>>> 9a81a4d941287b98f3710382a142bec81c4672b1
     for verb in sorted({*verbs} - kernel_side):
         assert f"ctx.{verb}(" in source
     for verb in surface:
