@@ -98,8 +98,9 @@ def test_rows_without_the_bodies_nobody_needs_fold_like_events(fold_kernel: Modu
 def test_rows_whose_numbers_are_no_ints_are_refused(
     fold_kernel: ModuleType, row: tuple[Any, ...], fault: str
 ) -> None:
-    with pytest.raises(BadInputError, match=f"^{fault}$"):
+    with pytest.raises(BadInputError) as caught:
         fold_kernel.fold_rows(None, "e", [row])
+    assert str(caught.value) == fault
 
 
 @pytest.mark.parametrize("seed", SEEDS)
