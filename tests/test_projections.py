@@ -88,6 +88,7 @@ PATCHES = [
     ([("set", "l", [1]), ("set", "l.7", 9)], {"l": [1, 9]}),
     ([("remove", "no.such.path", None)], {}),
     ([("set", "a", 1), ("remove", "a", None)], {}),
+    ([("set", "n", 10**400), ("increment", "n", 0.5)], {"n": 0.5}),
     ([("unheard-of", "a", 1)], {}),
 ]
 

@@ -1,7 +1,8 @@
 """loomfast: an embeddable durable-execution kernel whose hot path is compiled.
 
 A flow is a plain async function. Everything it does becomes an event in an append-only log; its state is
-`fold_events(None, events)`. This module is the only door: what is not named here is private.
+`fold_events(None, events)`. This module and `loomfast.testing` are the doors: what they do not name is
+private.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -76,10 +77,12 @@ from loomfast._kernels import (
 )
 from loomfast._runtime.clock import Clock, SystemClock
 from loomfast._runtime.context import WorkflowContext
-from loomfast._runtime.effects import EffectContext
+from loomfast._runtime.deps import DeterminismPolicy
+from loomfast._runtime.effects import EffectContext, EffectMiddleware
 from loomfast._runtime.handle import ExecutionHandle
 from loomfast._runtime.journal import ExecutionJournal
 from loomfast._runtime.runtime import WorkflowRuntime
+from loomfast.projections import Projection, ProjectionRuntime, UiProjection
 from loomfast.stores import (
     Branch,
     BranchRegistry,
@@ -113,9 +116,11 @@ __all__ = [
     "Clock",
     "ConflictError",
     "DeterminismError",
+    "DeterminismPolicy",
     "DuplicateEnvelopeIdError",
     "DuplicateSequenceError",
     "EffectContext",
+    "EffectMiddleware",
     "Envelope",
     "EventStore",
     "ExecutionAlreadyExistsError",
@@ -140,6 +145,8 @@ __all__ = [
     "NotAStoreError",
     "PositionedEvent",
     "PrefixTruncatedError",
+    "Projection",
+    "ProjectionRuntime",
     "RetryPolicy",
     "RunOverError",
     "RuntimeClosedError",
@@ -167,6 +174,7 @@ __all__ = [
     "Tip",
     "TooDeepError",
     "Trie",
+    "UiProjection",
     "UnknownBranchError",
     "UnknownExecutionError",
     "UnknownFlowError",

@@ -90,7 +90,7 @@ STEP_PHASE: Final[Mapping[int, str]] = {
     STEP_CANCELLED: CANCELLED,
     EFFECT_INDOUBT: IN_DOUBT,
 }
-# What later calls of a run are served from.
+# What decides how later calls go: no effect begins before these are durable.
 OUTCOMES: Final[frozenset[int]] = frozenset(
     (STEP_COMPLETED, STEP_FAILED, STEP_CANCELLED, DECISION_RECORDED, EXECUTION_RESUMED)
 )

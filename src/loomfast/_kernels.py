@@ -10,7 +10,7 @@ Only "our own extension is not there" lets `auto` choose pure. An extension that
 load, was built from other sources (`REVISION`), or gives a wrong answer to a known question is an error:
 a kernel that digests differently would corrupt logs in silence.
 
-Nothing else imports `loomfast._pure` or `loomfast._native`, save the tests that compare them.
+Nothing else imports `loomfast._pure` or `loomfast._native`, save the tests and benchmarks that compare them.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ must not: anything a flow can see, since a projection is made from the log and n
 
 A projection is a pure function `(state, event) -> state`, total over every event: one that it does not know,
 or that does not fit, must not raise. `ProjectionRuntime` folds the durable log through it, incrementally, and
-keeps a bounded number of results; any of them can be dropped and made again, by any process.
+keeps a bounded number of results; any of them can be dropped and made again, by any process, while the log
+is whole. What has been truncated is gone for projections too (`PrefixTruncatedError`).
 """
 
 from __future__ import annotations
@@ -73,9 +74,16 @@ def _patch(surface: dict[str, Any], op: str, path: str, value: Any) -> None:
     elif op == "append":
         _put(holder, last, [*held, value] if isinstance(held, list) else [value])
     elif op == "increment":
-        _put(holder, last, held + value if _is_number(held) and _is_number(value) else value)
+        _put(holder, last, _sum(held, value))
     elif op == "remove":
         _remove(holder, last)
+
+
+def _sum(held: Any, value: Any) -> Any:
+    try:
+        return held + value if _is_number(held) and _is_number(value) else value
+    except OverflowError:  # an integer beyond every float, and a float
+        return value
 
 
 def _is_number(value: Any) -> bool:

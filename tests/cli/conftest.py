@@ -42,7 +42,7 @@ def spawn() -> Callable[..., Ended]:
     """Run a command as a process of its own."""
 
     def run(*args: object, input: bytes = b"") -> Ended:
-        command = [sys.executable, "-m", "loomfast.cli", *(str(arg) for arg in args)]
+        command = [sys.executable, "-m", "loomfast", *(str(arg) for arg in args)]
         done = subprocess.run(command, input=input, capture_output=True, timeout=120)
         return Ended(done.returncode, done.stdout, done.stderr.decode())
 

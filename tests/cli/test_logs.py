@@ -35,7 +35,7 @@ def test_export_pages_through_a_log_longer_than_one_page(tmp_path, invoke, monke
 def test_exported_lines_are_utf_8_with_lone_surrogates_escaped_whatever_the_locale(tmp_path):
     write_log(tmp_path / "a.db", log_of("e"))
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0"}
-    command = [sys.executable, "-m", "loomfast.cli", "export", str(tmp_path / "a.db"), "e"]
+    command = [sys.executable, "-m", "loomfast", "export", str(tmp_path / "a.db"), "e"]
     done = subprocess.run(command, capture_output=True, env=environment, timeout=60)
     assert (done.returncode, done.stderr) == (0, b"")
     assert "😀".encode() in done.stdout
@@ -170,7 +170,7 @@ def test_an_import_that_is_killed_has_written_its_log_whole_or_not_at_all(tmp_pa
     events = log_of("e", notes=8_000)
     (tmp_path / "log.jsonl").write_bytes(lines_of(events))
     path = tmp_path / "a.db"
-    command = [sys.executable, "-m", "loomfast.cli", "import", str(path), str(tmp_path / "log.jsonl")]
+    command = [sys.executable, "-m", "loomfast", "import", str(path), str(tmp_path / "log.jsonl")]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         while not path.exists() and process.poll() is None:
             pass
@@ -197,7 +197,7 @@ def test_a_missing_input_file_is_a_one_line_error(tmp_path, spawn):
 
 def test_a_reader_that_goes_away_is_no_error_to_speak_of(tmp_path):
     write_log(tmp_path / "a.db", log_of("e", notes=5_000))
-    command = [sys.executable, "-m", "loomfast.cli", "export", str(tmp_path / "a.db"), "e"]
+    command = [sys.executable, "-m", "loomfast", "export", str(tmp_path / "a.db"), "e"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -211,7 +211,7 @@ def test_a_reader_that_goes_away_is_no_error_to_speak_of(tmp_path):
 def test_no_command_complains_when_its_reader_is_gone_from_the_start(args):
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "loomfast.cli", *args]
+    command = [sys.executable, "-m", "loomfast", *args]
     done = subprocess.run(
         command, input=lines_of(log_of("e")), stdout=writing, stderr=subprocess.PIPE, timeout=60
     )
@@ -221,7 +221,7 @@ def test_no_command_complains_when_its_reader_is_gone_from_the_start(args):
 
 def test_a_full_disk_under_the_output_is_reported(tmp_path):
     write_log(tmp_path / "a.db", log_of("e"))
-    command = [sys.executable, "-m", "loomfast.cli", "export", str(tmp_path / "a.db"), "e"]
+    command = [sys.executable, "-m", "loomfast", "export", str(tmp_path / "a.db"), "e"]
     with open("/dev/full", "wb") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=60)
     assert done.returncode == 2

@@ -95,7 +95,7 @@ async def test_a_policy_takes_snapshots_at_gates_and_bounds_what_is_kept(open_st
     async with open_store() as store:
         async with runtime(store, snapshot_every=10, truncate=True) as rt:
             execution = await at_turn(rt, 6, turns=8)
-            await asyncio.gather(*rt._tasks)
+            await asyncio.gather(*rt._snapshots_due)
             assert len(await store.snapshots.list(execution)) == 1
             (snapshot,) = await store.snapshots.list(execution)
             assert len(await store.read_from(execution, snapshot.sequence + 1)) < 12
@@ -182,6 +182,18 @@ async def test_a_fork_takes_another_way_at_a_gate_and_is_found_by_its_branch(ope
             await rt.fork(origin, len(await store.read(origin)) - 1)
         with pytest.raises(lf.UnknownExecutionError):
             await rt.fork("nobody", 0)
+        with pytest.raises(lf.BadInputError, match="0 or more"):
+            await rt.fork(origin, -1)
+
+
+async def test_a_snapshot_that_is_due_is_taken_before_the_runtime_has_closed(
+    open_store: OpenStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_store() as store:
+        async with runtime(store, snapshot_every=1) as rt:
+            execution = await at_turn(rt, 1)
+        assert await store.snapshots.latest(execution) is not None
+    assert "no snapshot" not in caplog.text
 
 
 async def test_a_repaired_step_runs_again_in_a_fork_before_its_failure(open_store: OpenStore) -> None:

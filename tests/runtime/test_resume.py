@@ -180,3 +180,22 @@ async def test_a_waiter_sees_the_end_of_an_execution_that_is_driven_elsewhere(op
         await handle.rest()
         await two.resume(execution, "go", 1)
         assert await waiter == [{"approved": True}, 1]
+
+
+async def test_nobody_answers_a_sleep_but_time(open_store: OpenStore) -> None:
+    @lf.flow
+    async def flow(ctx: lf.WorkflowContext, input: Any) -> str:
+        await ctx.sleep(10**6)
+        return "woken"
+
+    async with open_store() as store, runtime(store) as rt:
+        handle = await rt.start(flow)
+        state = await handle.rest()
+        assert state.pending is not None
+        with pytest.raises(lf.GateRefusedError, match="only time"):
+            await rt.resume(handle.execution_id, state.pending.on)
+        with pytest.raises(lf.GateRefusedError, match="not due"):
+            await rt.fire(handle.execution_id)
+        rt._clock.time += 10**9 + 10
+        await rt.fire(handle.execution_id)
+        assert await handle.result() == "woken"

@@ -49,6 +49,8 @@ def answer(
         raise refuse("no gate is open")
     if pending.on != event_type:
         raise refuse(f"gate {pending.ordinal} waits for {pending.on!r}")
+    if event_type == TIMER_FIRED:
+        raise refuse("only time passes a sleep; call fire once it is due")
     if gate is not None and gate != pending.ordinal:
         raise refuse(f"the open gate is {pending.ordinal}, not {gate}")
     if pending.correlation_key != correlation_key:

@@ -39,7 +39,6 @@ from loomfast._runtime.journal import write_error
 from loomfast.stores import EventStore
 
 _CONFLICTS = (DuplicateSequenceError, DuplicateEnvelopeIdError, StaleFenceError)
-_CONFLICT_NAMES = frozenset(cls.__name__ for cls in _CONFLICTS)
 
 
 async def append_bootstrap(store: EventStore, envelope: Envelope) -> None:
@@ -84,6 +83,4 @@ async def _confirm(store: EventStore, envelope: Envelope, error: Exception) -> N
 
 def _is(error: Exception, conflict: type[Exception]) -> bool:
     """Match by class and by name: a second copy of loomfast must not make a conflict a storage failure."""
-    return isinstance(error, conflict) or any(
-        cls.__name__ == conflict.__name__ and cls.__name__ in _CONFLICT_NAMES for cls in type(error).__mro__
-    )
+    return any(cls.__name__ == conflict.__name__ for cls in type(error).__mro__)

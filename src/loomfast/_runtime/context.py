@@ -70,9 +70,9 @@ class WorkflowContext:
             deps.persists_json,
         )
         self._warned: set[str] = set()
-        self.parked = False
-        self.cancelled = False
-        self.divergence: DeterminismError | None = None
+        self._parked = False
+        self._cancelled = False
+        self._divergence: DeterminismError | None = None
         self._ended = False
 
     @property
@@ -132,7 +132,7 @@ class WorkflowContext:
             self._rule.ended_unsettled()
             raise
 
-    execute = run
+    execute = run  # the records' word for it
 
     async def _execute(self, live: LiveStep, input: object) -> Any:
         await self._outcomes_durable()
@@ -144,7 +144,7 @@ class WorkflowContext:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if not self.parked and not live.closing and not task.done():
+            if not self._parked and not live.closing and not task.done():
                 live.stop(task)
                 await asyncio.wait((task,))
             raise
@@ -160,7 +160,7 @@ class WorkflowContext:
         self._rule.ended_unsettled()
         if phase != ev.IN_DOUBT:
             self._journal.commit("EFFECT_INDOUBT", encode({"key": key}), key)
-        self.parked = True
+        self._parked = True
         raise SuspendSignal
 
     # --- decisions -------------------------------------------------------------------------------
@@ -325,7 +325,7 @@ class WorkflowContext:
             if wake_at is not None:
                 opened["wakeAt"] = wake_at
             self._journal.commit("EXECUTION_SUSPENDED", encode(opened))
-        self.parked = True
+        self._parked = True
         raise SuspendSignal
 
     async def sleep(self, seconds: float) -> None:
@@ -411,18 +411,18 @@ class WorkflowContext:
     def _check(self) -> None:
         """Raise unless the run may go on: every syscall asks first, whatever the flow has caught before."""
         self._check_recording()
-        if self.cancelled:
+        if self._cancelled:
             raise CancelSignal
-        if self.parked:
+        if self._parked:
             raise SuspendSignal
-        if self.divergence is not None:
-            raise self.divergence
+        if self._divergence is not None:
+            raise self._divergence
 
     def _check_recording(self) -> None:
         """Raise unless this run may still record what it has done."""
         if self._journal.failure is not None:
             raise AbortSignal from self._journal.failure
-        if self._ended and not self.parked:
+        if self._ended and not self._parked:
             raise RunOverError(f"execution {self.execution_id!r}: this run is over")
         if self._ended:
             raise SuspendSignal
@@ -430,30 +430,30 @@ class WorkflowContext:
     def _diverged(self, key: str, sequence: int, recorded: str, requested: str) -> None:
         error = DeterminismError(self.execution_id, key, sequence, recorded, requested)
         if self._deps.determinism == "error":
-            self.divergence = error
+            self._divergence = error
             raise error
         if self._deps.determinism == "warn" and key not in self._warned:
             self._warned.add(key)
             logger.warning("%s", error)
 
-    async def settle(self) -> None:
+    async def _settle(self) -> None:
         """Wait until every step and decider of this run has ended, and its outcome is recorded."""
         while self._live or self._deliberating:
             await asyncio.wait((*self._live, *self._deliberating))
             await asyncio.sleep(0)  # a decider's own task records its choice in its next turn
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """End the run: later calls raise, and what still runs is stopped without an outcome."""
         self._ended = True
-        self.close()
+        self._close()
 
-    def cancel(self) -> None:
+    def _cancel(self) -> None:
         """Let no further effect start, and cancel those that run; each records its outcome."""
-        self.cancelled = True
+        self._cancelled = True
         for task, live in self._live.items():
             live.stop(task)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Stop the steps that still run without recording an outcome for them."""
         for task, live in self._live.items():
             live.stop(task, closing=True)

@@ -98,7 +98,7 @@ class EffectContext:
             raise RunOverError(f"step {self.key!r}: attempt {self.attempt} has had its outcome")
         self._journal.commit(event_type, body)
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """The attempt has its outcome: what its effect says from now on is refused."""
         self._over = True
 
@@ -262,7 +262,7 @@ class _Attempt:
                 return await self._effect(input)
             return await self._in_time(input, self._step.timeout_s)
         finally:
-            self._fx.end()
+            self._fx._end()
 
     async def _in_time(self, input: object, timeout_s: float) -> Any:
         loop = asyncio.get_running_loop()

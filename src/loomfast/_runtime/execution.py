@@ -70,6 +70,8 @@ class DrivenExecution:
             if not self._cancelled:
                 await self._run()
             while True:
+                if journal.failure is not None:
+                    raise journal.failure
                 if self._cancelled and journal.state.ended is None:
                     journal.commit("EXECUTION_CANCELLED", self._reason)
                 await journal.drain()
@@ -104,7 +106,7 @@ class DrivenExecution:
             raise
         except BaseException as error:
             if self._stopped(error):
-                context.close()
+                context._close()
                 raise asyncio.CancelledError from error
             fact, body = "EXECUTION_FAILED", encode({"error": failures.record(error)})
             if not self._cancelled and not isinstance(error, RunSignal | DeterminismError):
@@ -113,15 +115,15 @@ class DrivenExecution:
                 logger.warning("execution %r failed\n%s", journal.execution_id, trace)
         finally:
             self._in_flow = False
-        await context.settle()
-        context.end()
+        await context._settle()
+        context._end()
         if journal.failure is not None:
             raise journal.failure
         if self.closing:
             raise asyncio.CancelledError
-        if context.divergence is not None and not self._cancelled:
-            raise context.divergence
-        if not context.parked and not self._cancelled:
+        if context._divergence is not None and not self._cancelled:
+            raise context._divergence
+        if not context._parked and not self._cancelled:
             journal.commit(fact, body)
 
     def _stopped(self, error: BaseException) -> bool:
@@ -146,12 +148,12 @@ class DrivenExecution:
             return
         self._cancelled, self._reason = True, reason
         if self._context is not None:
-            self._context.cancel()
+            self._context._cancel()
         self._interrupt()
 
     def _abort(self) -> None:
         if self._context is not None:
-            self._context.close()
+            self._context._close()
         self._interrupt()
 
     def _interrupt(self) -> None:
@@ -165,7 +167,7 @@ class DrivenExecution:
         """
         self.closing = True
         if self._context is not None:
-            self._context.end()
+            self._context._end()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))

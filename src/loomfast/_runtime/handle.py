@@ -6,13 +6,13 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from loomfast._errors import ExecutionCancelledError, ExecutionFailedError
-from loomfast._events import CANCELLED, COMPLETED, FAILED, SUSPENDED
+from loomfast._events import CANCELLED, END_KIND, FAILED, SUSPENDED
 from loomfast._kernels import State
 
 if TYPE_CHECKING:
     from loomfast._runtime.runtime import WorkflowRuntime
 
-ENDED = frozenset((COMPLETED, FAILED, CANCELLED))
+ENDED = frozenset(END_KIND)
 RESTING = ENDED | {SUSPENDED}
 
 
@@ -58,7 +58,7 @@ class ExecutionHandle:
         return state.output
 
     async def _reach(self, statuses: frozenset[str]) -> State:
-        return await self._runtime.wait_for(self.execution_id, statuses, lambda: self._failure)
+        return await self._runtime._wait_for(self.execution_id, statuses, lambda: self._failure)
 
     def __repr__(self) -> str:
         return f"<ExecutionHandle {self.execution_id}>"

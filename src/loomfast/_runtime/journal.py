@@ -14,9 +14,9 @@ A failed write is final. The journal keeps the error, drops the queue and calls 
 every `commit` raises `AbortSignal`, whatever the flow has caught. What was folded beyond the last durable
 event never happened, and dies with the run.
 
-An *outcome* is an event that later calls are served from: a step's completion or failure, a decision, an
-answer. `outcomes_durable` waits for those alone. A live effect begins behind it, so that no effect ever acts
-on an outcome that a crash could still undo.
+An *outcome* is an event that decides how later calls go: how an attempt ended, a decision, an answer.
+`outcomes_durable` waits for those alone. A live effect begins behind it, so that no effect ever acts on an
+outcome that a crash could still undo.
 
 `adopt` takes in an event that is durable already (a bootstrap, the answer to a gate): everything that
 `commit` does, except the append (ADR 0103, D1).
@@ -133,10 +133,9 @@ class ExecutionJournal:
         call(self._hooks.on_commit, envelope)
 
     async def drain(self) -> None:
-        """Return once everything committed before this call is durable; raise the `StorageWriteError` if it
-        cannot be.
+        """Return once the queue is empty, so that everything committed so far is durable.
 
-        Cancelling the wait changes nothing about the writes.
+        Raises the `StorageWriteError` if it cannot be. Cancelling the wait changes nothing about the writes.
         """
         await self._until(lambda: self._queued == 0)
 

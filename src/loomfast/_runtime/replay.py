@@ -121,7 +121,7 @@ class _Run(WorkflowContext):
             if key not in self.asked_decisions.keys | patches
         ]
         gates = [state.gates.get(ordinal) for ordinal in range(self.segment, len(state.gates))]
-        if state.pending is not None and not self.parked:
+        if state.pending is not None and not self._parked:
             gates.append(state.pending)
         missed += [(gate.sequence, f"gate {gate.ordinal} on {gate.on!r}") for gate in gates]
         return min(missed, default=None)
@@ -143,8 +143,8 @@ async def check_log(flow: FlowDefinition, events: Sequence[Envelope]) -> Diverge
             ending = ("", None)
         except Exception as error:
             ending = (FAILED, failures.record(error))
-    if run.divergence is not None:
-        found = run.divergence
+    if run._divergence is not None:
+        found = run._divergence
         return Divergence(state.execution_id, found.sequence, found.recorded, f"asks for {found.requested}")
     return _compare(state, run, *ending)
 
@@ -159,7 +159,7 @@ def _compare(state: State, run: _Run, ended: str, value: Any) -> Divergence | No
         "": f"goes on with {run.latest}",
     }[ended]
     missed = run.missed()
-    if missed is not None and not run.parked and (ended or state.ended is None or state.status != CANCELLED):
+    if missed is not None and not run._parked and (ended or state.ended is None or state.status != CANCELLED):
         return diverges(*missed, does)
     if state.ended is None or state.status == CANCELLED:
         return None

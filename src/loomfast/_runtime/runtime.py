@@ -129,6 +129,7 @@ class WorkflowRuntime:
         self._driven: dict[str, DrivenExecution] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._snapshots_due: set[asyncio.Task[None]] = set()
         self._watchers: dict[str, set[asyncio.Future[None]]] = {}
         self._closed = False
         for flow in flows:
@@ -366,17 +367,12 @@ class WorkflowRuntime:
         if not task.cancelled():
             task.exception()  # seen here, in case the caller is gone
 
-    def _background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-
     async def _snapshot_due(self, execution_id: str, sequence: int, every: int) -> None:
         try:
             taken = await self.store.snapshots.list(execution_id)
             newest = max((summary.sequence for summary in taken), default=0)
             if sequence - newest >= every:
-                covered = await self.snapshot(execution_id)
+                covered = (await self._states.snapshot(execution_id)).sequence
                 if self._truncate:
                     await self.store.truncate_prefix(execution_id, covered + 1)
                     await self.store.snapshots.delete(execution_id, covered)
@@ -461,6 +457,8 @@ class WorkflowRuntime:
         self._check_open()
         if fork_id is not None:
             text_argument("fork_id", fork_id)
+        if at_sequence < 0:
+            raise BadInputError(f"at_sequence={at_sequence}: must be 0 or more")
         prefix = await self.store.read_range(execution_id, 0, at_sequence)
         if not prefix:
             raise UnknownExecutionError(execution_id)
@@ -497,7 +495,7 @@ class WorkflowRuntime:
         """Fold and return the durable state of an execution, or None if the store does not know it."""
         return await self._states.find(execution_id)
 
-    async def wait_for(
+    async def _wait_for(
         self,
         execution_id: str,
         statuses: Collection[str],
@@ -538,8 +536,9 @@ class WorkflowRuntime:
         caller's.
         """
         self._closed = True
-        for live in tuple(self._driven.values()):
-            await live.close()
+        await asyncio.gather(*(live.close() for live in tuple(self._driven.values())))
+        if self._snapshots_due:
+            await asyncio.wait(tuple(self._snapshots_due))
         if self._own_executor is not None:
             self._own_executor.shutdown(wait=False, cancel_futures=True)
 
@@ -604,7 +603,10 @@ class WorkflowRuntime:
             state = live.rest.result()
             self._states.keep(state)
             if self._snapshot_every is not None and state.ended is None and not self._closed:
-                self._background(self._snapshot_due(state.execution_id, state.sequence, self._snapshot_every))
+                work = self._snapshot_due(state.execution_id, state.sequence, self._snapshot_every)
+                due = asyncio.get_running_loop().create_task(work)
+                self._snapshots_due.add(due)
+                due.add_done_callback(self._snapshots_due.discard)
 
     def _flow_of(self, state: State) -> FlowDefinition:
         flow = self._flows.get(state.flow_id)

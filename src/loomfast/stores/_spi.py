@@ -4,7 +4,7 @@ What lives here: `EventStore` and the values its methods return. `SnapshotStore`
 every event store has one of, are in `_spi_snapshots.py` and `_spi_branches.py`, and go on numbering the
 guarantees. What must not: any store.
 
-The guarantees, each with a test in the conformance kit:
+The guarantees, each with a test in tests/stores that runs on every store:
 
  1. `append_batch` is all or nothing, for any number of envelopes, and keeps their order.
  2. An append that returned is durable by the store's own standard, and every later read sees it.

@@ -103,41 +103,41 @@ class CrashingStore(EventStore):
         if self.crashed:
             raise ProcessGoneError("the process that used this store has been stopped")
 
-    async def _read(self, call: Callable[[], Awaitable[Any]]) -> Any:
+    async def _reach(self, call: Callable[[], Awaitable[Any]]) -> Any:
         async with running_loop().outside():
             self._check()
             return await call()
 
     async def read_range(self, execution_id: str, first: int, last: int | None) -> list[Envelope]:
-        events: list[Envelope] = await self._read(lambda: self.inner.read_range(execution_id, first, last))
+        events: list[Envelope] = await self._reach(lambda: self.inner.read_range(execution_id, first, last))
         return events
 
     async def fold(self, execution_id: str, state: State | None = None) -> State | None:
-        folded: State | None = await self._read(lambda: self.inner.fold(execution_id, state))
+        folded: State | None = await self._reach(lambda: self.inner.fold(execution_id, state))
         return folded
 
     async def last_sequence(self, execution_id: str) -> int | None:
-        last: int | None = await self._read(lambda: self.inner.last_sequence(execution_id))
+        last: int | None = await self._reach(lambda: self.inner.last_sequence(execution_id))
         return last
 
     async def list_executions(
         self, *, status: str | None = None, after: int = 0, limit: int = 100
     ) -> list[ExecutionSummary]:
-        page: list[ExecutionSummary] = await self._read(
+        page: list[ExecutionSummary] = await self._reach(
             lambda: self.inner.list_executions(status=status, after=after, limit=limit)
         )
         return page
 
     async def acquire_fence(self, execution_id: str) -> int:
-        token: int = await self._read(lambda: self.inner.acquire_fence(execution_id))
+        token: int = await self._reach(lambda: self.inner.acquire_fence(execution_id))
         return token
 
     async def read_all(self, after: int = 0, *, limit: int = 1000) -> list[PositionedEvent]:
-        page: list[PositionedEvent] = await self._read(lambda: self.inner.read_all(after, limit=limit))
+        page: list[PositionedEvent] = await self._reach(lambda: self.inner.read_all(after, limit=limit))
         return page
 
     async def truncate_prefix(self, execution_id: str, before: int) -> int:
-        removed: int = await self._read(lambda: self.inner.truncate_prefix(execution_id, before))
+        removed: int = await self._reach(lambda: self.inner.truncate_prefix(execution_id, before))
         return removed
 
     async def copy_prefix(
@@ -149,7 +149,7 @@ class CrashingStore(EventStore):
         fork_metadata: Mapping[str, object] | None = None,
         branch_name: str | None = None,
     ) -> None:
-        await self._read(
+        await self._reach(
             lambda: self.inner.copy_prefix(
                 source_id, target_id, through, fork_metadata=fork_metadata, branch_name=branch_name
             )
@@ -157,11 +157,11 @@ class CrashingStore(EventStore):
 
     @property
     def snapshots(self) -> SnapshotStore:
-        return cast(SnapshotStore, _Reached(self.inner.snapshots, self._read))
+        return cast(SnapshotStore, _Reached(self.inner.snapshots, self._reach))
 
     @property
     def branches(self) -> BranchRegistry:
-        return cast(BranchRegistry, _Reached(self.inner.branches, self._read))
+        return cast(BranchRegistry, _Reached(self.inner.branches, self._reach))
 
 
 class _Reached:
@@ -172,4 +172,4 @@ class _Reached:
         self._read = read
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
-        return lambda *args, **kwargs: self._read(lambda: getattr(self._inner, name)(*args, **kwargs))
+        return lambda *args, **kwargs: self._reach(lambda: getattr(self._inner, name)(*args, **kwargs))
