@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import datetime
 import inspect
-import logging
 import math
 import uuid
 from collections.abc import Callable
@@ -35,12 +34,11 @@ from loomfast._errors import (
 from loomfast._kernels import State, canonical, decode, encode, encode_digest, fnv1a64, format_digest
 from loomfast._runtime.deps import RunDeps
 from loomfast._runtime.effects import EffectTools, LiveStep, executing, served_failure
+from loomfast._runtime.hooks import logger
 from loomfast._runtime.journal import ExecutionJournal, Room
 from loomfast._runtime.signals import AbortSignal, CancelSignal, SuspendSignal
 from loomfast._runtime.threads import LoopCalls
 from loomfast._runtime.ui import SurfacePatches
-
-logger = logging.getLogger("loomfast")
 
 # The last millisecond of the year 9999, in UTC.
 LAST_MS = 253_402_300_799_999
@@ -60,15 +58,7 @@ class WorkflowContext:
         self._live: dict[asyncio.Task[Any], LiveStep] = {}
         self._deliberating: set[asyncio.Future[None]] = set()
         self._calls = LoopCalls()
-        self._tools = EffectTools(
-            journal,
-            self._rule,
-            self._calls,
-            deps.clock,
-            deps.executor,
-            deps.middleware,
-            deps.persists_json,
-        )
+        self._tools = EffectTools(journal, self._rule, self._calls, deps)
         self._warned: set[str] = set()
         self._parked = False
         self._cancelled = False

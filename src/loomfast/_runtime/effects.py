@@ -21,10 +21,9 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Executor
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from loomfast._core import failures
 from loomfast._core.definitions import StepDefinition
@@ -47,6 +46,9 @@ from loomfast._runtime.threads import LoopCalls
 
 # The emit rule of the run that is executing an effect or decider in this context, if one is.
 executing: contextvars.ContextVar[EmitRule | None] = contextvars.ContextVar("executing", default=None)
+
+if TYPE_CHECKING:
+    from loomfast._runtime.deps import RunDeps
 
 # How long a retry waits for the timed-out effect before it to end. One that ignores its cancellation, or a
 # thread, may run on beside the retry after that.
@@ -124,10 +126,7 @@ class EffectTools:
     journal: ExecutionJournal
     rule: EmitRule
     calls: LoopCalls
-    clock: Clock
-    executor: Executor
-    middleware: Sequence[EffectMiddleware]
-    persists_json: bool
+    deps: RunDeps
 
 
 class LiveStep:
@@ -191,7 +190,7 @@ class LiveStep:
                     self._tools.journal.commit(KIND_NAMES[STEP_COMPLETED], body, self._key)
                     settled = True
                     return decode(body)["output"]
-                await self._tools.clock.sleep(delay_s)
+                await self._tools.deps.clock.sleep(delay_s)
                 await attempt.over(OVERLAP_S)
                 self._attempt += 1
                 self._started()
@@ -251,7 +250,7 @@ class _Attempt:
     def __init__(self, tools: EffectTools, step: StepDefinition, key: str, number: int) -> None:
         self._tools = tools
         self._step = step
-        self._fx = EffectContext(tools.journal, tools.calls, step.id, key, number, tools.persists_json)
+        self._fx = EffectContext(tools.journal, tools.calls, step.id, key, number, tools.deps.persists_json)
         self._executing = 0
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -267,7 +266,7 @@ class _Attempt:
     async def _in_time(self, input: object, timeout_s: float) -> Any:
         loop = asyncio.get_running_loop()
         effect = loop.create_task(self._effect(input))
-        timer = loop.create_task(_nap(self._tools.clock, timeout_s))
+        timer = loop.create_task(_nap(self._tools.deps.clock, timeout_s))
         try:
             await asyncio.wait((effect, timer), return_when=asyncio.FIRST_COMPLETED)
             if effect.done():
@@ -288,7 +287,7 @@ class _Attempt:
     async def over(self, bound_s: float) -> None:
         """Wait until the effect itself has ended, at most `bound_s` seconds."""
         if not self._over.done():
-            timer = asyncio.get_running_loop().create_task(_nap(self._tools.clock, bound_s))
+            timer = asyncio.get_running_loop().create_task(_nap(self._tools.deps.clock, bound_s))
             try:
                 await asyncio.wait((self._over, timer), return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -304,7 +303,7 @@ class _Attempt:
             return await returned if inspect.isawaitable(returned) else returned
 
         proceed: Proceed = innermost
-        for middleware in reversed(self._tools.middleware):
+        for middleware in reversed(self._tools.deps.middleware):
             proceed = _around(middleware, self._fx, proceed)
         self._began()
         try:
@@ -316,7 +315,7 @@ class _Attempt:
         # Counted on its own: a thread cannot be cancelled, and outlives whoever waits for it.
         loop = asyncio.get_running_loop()
         context = contextvars.copy_context()
-        thread = self._tools.executor.submit(context.run, _call, self._step, self._fx, input)
+        thread = self._tools.deps.executor.submit(context.run, _call, self._step, self._fx, input)
         self._began()
         thread.add_done_callback(lambda _: self._thread_ended(loop))
         try:
