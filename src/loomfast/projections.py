@@ -22,6 +22,9 @@ from loomfast._events import DEFAULT_SURFACE, SURFACE_PATCH, payload_fault
 from loomfast._kernels import Envelope
 from loomfast.stores import EventStore
 
+# A patch of a longer path is passed over; `ctx.ui` refuses it at the call.
+MAX_PATH = 100
+
 
 class Projection(Protocol):
     """How one side of a log is folded."""
@@ -57,6 +60,8 @@ class UiProjection:
 
 def _patch(surface: dict[str, Any], op: str, path: str, value: Any) -> None:
     *parents, last = path.split(".")
+    if len(parents) >= MAX_PATH:
+        return
     holder: Any = surface
     for name in parents:
         inner = _get(holder, name)

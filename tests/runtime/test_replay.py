@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import Any
 
 import pytest
@@ -121,3 +123,47 @@ async def test_changed_emits_are_no_divergence() -> None:
         return await v1.function(ctx, input)
 
     assert await check_log(changed(chatty), await recorded("end")) is None
+
+
+@lf.flow
+async def branches(ctx: lf.WorkflowContext, input: Any) -> Any:
+    async def chain(name: str, count: int) -> None:
+        for n in range(count):
+            await asyncio.sleep(0)
+            await ctx.run(echo, n, key=f"{name}-{n}")
+
+    async with asyncio.TaskGroup() as group:
+        for name, count in (("a", 1), ("b", 3), ("c", 2)):
+            group.create_task(chain(name, count))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(ctx.run(echo, "beside"))
+        group.create_task(ctx.suspend("go"))
+
+
+async def test_concurrent_branches_and_task_groups_keep_to_every_prefix_of_their_log() -> None:
+    store = lf.MemoryEventStore()
+    async with runtime(store) as rt:
+        handle = await rt.start(branches)
+        await handle.rest()
+    events = await store.read(handle.execution_id)
+    for cut in range(1, len(events) + 1):
+        assert await check_log(branches, events[:cut]) is None
+
+
+async def test_behind_an_outcome_that_is_not_served_nothing_is_claimed() -> None:
+    @lf.step
+    async def flaky() -> None:
+        raise OSError("once")
+
+    @lf.flow
+    async def flow(ctx: lf.WorkflowContext, input: Any) -> None:
+        with contextlib.suppress(OSError):
+            await ctx.run(flaky)
+        await ctx.run(echo, 1)
+        await ctx.suspend("go")
+
+    store = lf.MemoryEventStore()
+    async with runtime(store) as rt:
+        handle = await rt.start(flow)
+        await handle.rest()
+    assert await check_log(flow, await store.read(handle.execution_id)) is None

@@ -84,6 +84,8 @@ def resolve(
         raise BadInputError("a step that may run again has neither an output nor an error yet")
     if release:
         return (Draft("STEP_CANCELLED", encode({"key": key, "reason": RELEASED}), key),)
+    if error is not None and (output is not None or not isinstance(error, BaseException)):
+        raise BadInputError("a step has either an output or an error, and an error is an exception")
     if error is not None:
         payload = {"key": key, "typed": True, "error": failures.record(error)}
         return (Draft("STEP_FAILED", encode(payload), key),)

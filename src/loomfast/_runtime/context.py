@@ -102,7 +102,7 @@ class WorkflowContext:
         name = self._steps.next(definition.id, key)
         asked = format_digest(fnv1a64(canonical(input)))
         known = self._journal.state.steps.get(name)
-        self._consumed += 1
+        self._consumed += known is not None
         if known is not None and known.served:
             if known.input_digest not in (None, asked):
                 self._diverged(name, known.sequence, f"input {known.input_digest}", f"input {asked}")
@@ -128,6 +128,7 @@ class WorkflowContext:
         await self._outcomes_durable()
         self._check()
         live.begin()
+        self._consumed += live.first
         task = asyncio.get_running_loop().create_task(live.run(input))
         self._live[task] = live
         task.add_done_callback(self._forget)
@@ -173,6 +174,8 @@ class WorkflowContext:
         """
         self._enter()
         text_argument("id", id)
+        if "#" in id:
+            raise BadInputError(f"decision id {id!r}: '#' is kept for the keys of repeated calls")
         name = self._decisions.next(id)
         known = self._journal.state.decisions.get(name)
         if known is not None:
@@ -202,11 +205,7 @@ class WorkflowContext:
         self._check_recording()
         self._consumed += 1
         self._journal.commit("DECISION_RECORDED", body, name)
-        try:
-            await self._journal.room()
-        except asyncio.CancelledError:
-            self._rule.ended_unsettled()
-            raise
+        await self._journal.room(self._rule.ended_unsettled)
         return self._journal.state.decisions.get(name).choice
 
     async def _deliberate(self, decider: Callable[..., Any], context: Any) -> Any:
@@ -265,7 +264,8 @@ class WorkflowContext:
         run. Every later run gets the same answer.
         """
         self._enter()
-        name = f"patched.{id}"
+        text_argument("id", id)
+        name = f"patched##{id}"
         state = self._journal.state
         taken = self._patches.get(id)
         if taken is None:
@@ -314,6 +314,9 @@ class WorkflowContext:
                 opened["correlationKey"] = correlation_key
             if wake_at is not None:
                 opened["wakeAt"] = wake_at
+            fault = ev.payload_fault(ev.EXECUTION_SUSPENDED, opened)
+            if fault is not None:
+                raise BadInputError(f"suspend({on!r}): {fault[0].removeprefix('payload.')} {fault[1]}")
             self._journal.commit("EXECUTION_SUSPENDED", encode(opened))
         self._parked = True
         raise SuspendSignal
@@ -355,7 +358,8 @@ class WorkflowContext:
             self._emit(event_type, payload)
         else:
             self._calls.call(lambda: self._emit(event_type, payload))
-        return self._journal.room()
+        # Cancelled here, the flow may go on another way than a re-run, which does not wait.
+        return self._journal.room(self._rule.ended_unsettled)
 
     def stream(self, channel: str, chunk: object) -> Room:
         """Append one chunk to a channel, once per execution; as `emit`."""

@@ -146,6 +146,7 @@ class LiveStep:
         self._step = step
         self._key = key
         self._attempt = attempt
+        self.first = attempt == 1
         self._input_digest = input_digest
 
     def begin(self) -> None:
@@ -276,6 +277,8 @@ class _Attempt:
             if not effect.done():
                 effect.cancel()
                 await asyncio.wait((effect, timer), return_when=asyncio.FIRST_COMPLETED)
+            if effect.done() and not effect.cancelled():
+                return effect.result()  # it ended by itself all the same: that is its outcome
             raise
         finally:
             timer.cancel()

@@ -97,6 +97,8 @@ class DrivenExecution:
         journal = self.journal
         if journal.failure is not None:  # before the flow's first turn: nothing was there to interrupt
             raise journal.failure
+        if self._cancelled:  # between two runs
+            return
         context = self._context = WorkflowContext(journal, self._deps)
         self._in_flow = True
         try:
@@ -109,7 +111,9 @@ class DrivenExecution:
                 context._close()
                 raise asyncio.CancelledError from error
             fact, body = "EXECUTION_FAILED", encode({"error": failures.record(error)})
-            if not self._cancelled and not isinstance(error, RunSignal | DeterminismError):
+            if not (
+                self._cancelled or context._parked or context._divergence or isinstance(error, RunSignal)
+            ):
                 # As text: a record that holds the error would hold the flow's frames, and all their locals.
                 trace = "".join(traceback.format_exception(error))
                 logger.warning("execution %r failed\n%s", journal.execution_id, trace)

@@ -145,9 +145,12 @@ class ExecutionJournal:
         if self._durable < outcome:
             await self._until(lambda: self._durable >= outcome)
 
-    def room(self) -> Room:
-        """Return an awaitable that is done as soon as the queue has room."""
-        return Room(self)
+    def room(self, cancelled: Callable[[], object] | None = None) -> Room:
+        """Return an awaitable that is done as soon as the queue has room.
+
+        `cancelled` is called when the wait is cancelled.
+        """
+        return Room(self, cancelled)
 
     async def _until(self, reached: Callable[[], bool]) -> None:
         while self.failure is None and not reached():
@@ -234,10 +237,11 @@ class ExecutionJournal:
 class Room:
     """Awaiting it waits until the journal's queue has room; not awaiting it costs nothing."""
 
-    __slots__ = ("_journal",)
+    __slots__ = ("_cancelled", "_journal")
 
-    def __init__(self, journal: ExecutionJournal) -> None:
+    def __init__(self, journal: ExecutionJournal, cancelled: Callable[[], object] | None) -> None:
         self._journal = journal
+        self._cancelled = cancelled
 
     def __await__(self) -> Generator[None, None, None]:
         if self._journal._queued >= QUEUE_EVENTS:
@@ -248,6 +252,10 @@ class Room:
             await self._journal._until(lambda: self._journal._queued < QUEUE_EVENTS)
         except StorageWriteError as error:
             raise AbortSignal from error
+        except asyncio.CancelledError:
+            if self._cancelled is not None:
+                self._cancelled()
+            raise
 
 
 def write_error(execution_id: str, sequence: int, error: BaseException) -> StorageWriteError:

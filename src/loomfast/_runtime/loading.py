@@ -43,10 +43,17 @@ class StateLoader:
 
     async def find(self, execution_id: str) -> State | None:
         """Return the durable state, or None for an execution the store does not know."""
-        try:
-            state = await self._store.fold(execution_id, self._warm.get(execution_id))
-        except PrefixTruncatedError as error:
-            state = await self._store.fold(execution_id, await self._from_snapshot(execution_id, error))
+        base = self._warm.get(execution_id)
+        while True:
+            try:
+                state = await self._store.fold(execution_id, base)
+                break
+            except PrefixTruncatedError as truncated:
+                # Cut beyond what is known here, perhaps again since the snapshot was read.
+                newer = await self._from_snapshot(execution_id, truncated)
+                if base is not None and newer.sequence <= base.sequence:
+                    raise
+                base = newer
         if state is not None:
             self.keep(state)
         return state

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from loomfast._core import answers, schema
@@ -22,6 +22,7 @@ from loomfast._core.definitions import FlowDefinition, FlowFunction
 from loomfast._core.definitions import flow as define_flow
 from loomfast._errors import (
     BadInputError,
+    BeyondLogError,
     ConflictError,
     DuplicateSequenceError,
     ExecutionAlreadyExistsError,
@@ -47,6 +48,8 @@ from loomfast._runtime.hooks import Hooks, call, logger
 from loomfast._runtime.journal import BATCH_EVENTS, ExecutionJournal, write_error
 from loomfast._runtime.loading import StateLoader
 from loomfast.stores import EventStore
+
+T = TypeVar("T")
 
 # How often a waiter looks for what another process has written.
 POLL_S = 0.25
@@ -266,17 +269,26 @@ class WorkflowRuntime:
         """
         self._check_open()
         body = encode({"reason": reason})
-        async with self._turn(execution_id):
+        state: State | None = None
+        live = self._live(execution_id)
+        if live is not None and not self._turn(execution_id).locked():
+            live.cancel(body)  # at once, before it takes another turn
+        else:
+            state = await self._finish(execution_id, self._cancel_in_turn(execution_id, body))
+        if state is None:
             live = self._live(execution_id)
-            if live is None:
-                state = await self._cancel_parked(execution_id, body)
-            else:
-                live.cancel(body)
-        if live is not None:
-            state = await asyncio.shield(live.rest)
+            state = await (self._states.load(execution_id) if live is None else asyncio.shield(live.rest))
         if state.status != CANCELLED:
             raise ExecutionEndedError(execution_id, state.status)
         return state
+
+    async def _cancel_in_turn(self, execution_id: str, body: bytes) -> State | None:
+        """Return the final state, or None for an execution that is driven here and unwinds now."""
+        live = self._live(execution_id)
+        if live is None:
+            return await self._cancel_parked(execution_id, body)
+        live.cancel(body)
+        return None
 
     async def _cancel_parked(self, execution_id: str, body: bytes) -> State:
         while True:
@@ -330,7 +342,13 @@ class WorkflowRuntime:
             state = await self._states.load(execution_id)
             flow = self._flow_of(state)
             journal = self._journal(execution_id, state=state, fence=fence)
-            drafts = drafted(state)
+            try:
+                drafts = drafted(state)
+            except ConflictError:
+                if fence is not None and state.status == RUNNING:
+                    # Somebody was first after all, and is fenced out by now: whoever fences must drive.
+                    self._drive(flow, journal)
+                raise
             envelopes = [journal.envelope(draft, ahead=place) for place, draft in enumerate(drafts)]
             try:
                 await self._append(*envelopes)
@@ -338,7 +356,9 @@ class WorkflowRuntime:
             except StaleFenceError as error:
                 if fence is not None:
                     raise beaten() from error
-                # A parked execution that was fenced before needs a token from whoever drives it next.
+                # A parked execution that was fenced before needs a token from whoever drives it next. Look
+                # again before fencing: who was first must not be stopped by the one who is refused.
+                drafted(await self._states.load(execution_id))
                 fence = await self.store.acquire_fence(execution_id)
             except ConflictError as error:
                 raise beaten() from error
@@ -346,7 +366,7 @@ class WorkflowRuntime:
             journal.adopt(envelope)
         return self._drive(flow, journal)
 
-    async def _finish(self, execution_id: str, work: Coroutine[Any, Any, ExecutionHandle]) -> ExecutionHandle:
+    async def _finish(self, execution_id: str, work: Coroutine[Any, Any, T]) -> T:
         """Do, one at a time for an execution, what must not stop half-way when its caller is cancelled.
 
         What has been written gets driven, whether or not somebody still waits for the handle.
@@ -356,9 +376,7 @@ class WorkflowRuntime:
         task.add_done_callback(self._finished)
         return await asyncio.shield(task)
 
-    async def _in_turn(
-        self, execution_id: str, work: Coroutine[Any, Any, ExecutionHandle]
-    ) -> ExecutionHandle:
+    async def _in_turn(self, execution_id: str, work: Coroutine[Any, Any, T]) -> T:
         async with self._turn(execution_id):
             return await work
 
@@ -457,11 +475,13 @@ class WorkflowRuntime:
         self._check_open()
         if fork_id is not None:
             text_argument("fork_id", fork_id)
-        if at_sequence < 0:
-            raise BadInputError(f"at_sequence={at_sequence}: must be 0 or more")
+        if type(at_sequence) is not int or at_sequence < 0:
+            raise BadInputError(f"at_sequence={at_sequence!r}: must be a whole number, 0 or more")
         prefix = await self.store.read_range(execution_id, 0, at_sequence)
         if not prefix:
             raise UnknownExecutionError(execution_id)
+        if prefix[-1].sequence < at_sequence:
+            raise BeyondLogError(execution_id, at_sequence, prefix[-1].sequence)
         state = fold_events(None, prefix)
         if state.ended is not None:
             raise BadInputError(
@@ -513,7 +533,7 @@ class WorkflowRuntime:
                 live = self._live(execution_id)
                 state: State | None
                 if live is not None:
-                    state = await asyncio.shield(live.rest)
+                    state = await self._rest_of(live)
                 else:
                     state = await self._states.find(execution_id)
                 if state is not None and state.status in statuses:
@@ -526,6 +546,18 @@ class WorkflowRuntime:
                 await self._until(watcher, POLL_S)
             finally:
                 self._unwatch(execution_id, watcher)
+
+    async def _rest_of(self, live: DrivenExecution) -> State | None:
+        try:
+            return await asyncio.shield(live.rest)
+        except StorageWriteError as error:
+            if not isinstance(error.__cause__, ConflictError):
+                raise
+            # Fenced out: what became of the execution is for the store to say.
+            state = await self._states.find(live.journal.execution_id)
+            if state is None or state.ended is None:
+                raise
+            return state
 
     # --- closing ---------------------------------------------------------------------------------
 

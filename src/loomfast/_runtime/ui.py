@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from loomfast._core.arguments import text_argument
+from loomfast._errors import BadInputError
 from loomfast._events import DEFAULT_SURFACE
 from loomfast._runtime.journal import Room
+
+# How many parts a path may have: a surface is JSON, and is kept and copied as such.
+MAX_PATH = 100
 
 
 class SurfacePatches:
@@ -43,4 +47,6 @@ class SurfacePatches:
     def _patch(self, surface: str, op: str, path: str, value: object) -> Room:
         text_argument("surface", surface)
         text_argument("path", path)
+        if path.count(".") >= MAX_PATH:
+            raise BadInputError(f"path: has {path.count('.') + 1} parts, at most {MAX_PATH} can be")
         return self._emit("SURFACE_PATCH", {"surface": surface, "op": op, "path": path, "value": value})
