@@ -66,6 +66,8 @@ SUBJECT_FIELD: Final[Mapping[int, str]] = {
 
 # The surface that `ctx.ui` patches when the flow names none.
 DEFAULT_SURFACE: Final = "main"
+# How many parts the path of a patch may have: a surface is JSON, and is kept and copied as such.
+MAX_PATH: Final = 100
 
 # Statuses of an execution, and phases of a step.
 RUNNING: Final = "running"

@@ -18,12 +18,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from loomfast._errors import BadInputError, UnknownExecutionError
-from loomfast._events import DEFAULT_SURFACE, SURFACE_PATCH, payload_fault
+from loomfast._events import DEFAULT_SURFACE, MAX_PATH, SURFACE_PATCH, payload_fault
 from loomfast._kernels import Envelope
 from loomfast.stores import EventStore
-
-# A patch of a longer path is passed over; `ctx.ui` refuses it at the call.
-MAX_PATH = 100
 
 
 class Projection(Protocol):
@@ -60,7 +57,7 @@ class UiProjection:
 
 def _patch(surface: dict[str, Any], op: str, path: str, value: Any) -> None:
     *parents, last = path.split(".")
-    if len(parents) >= MAX_PATH:
+    if len(parents) >= MAX_PATH:  # refused by `ctx.ui`, passed over in a foreign log
         return
     holder: Any = surface
     for name in parents:

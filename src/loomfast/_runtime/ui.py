@@ -6,11 +6,8 @@ from collections.abc import Callable, Mapping
 
 from loomfast._core.arguments import text_argument
 from loomfast._errors import BadInputError
-from loomfast._events import DEFAULT_SURFACE
+from loomfast._events import DEFAULT_SURFACE, MAX_PATH
 from loomfast._runtime.journal import Room
-
-# How many parts a path may have: a surface is JSON, and is kept and copied as such.
-MAX_PATH = 100
 
 
 class SurfacePatches:
