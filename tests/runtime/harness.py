@@ -5,11 +5,11 @@ glance.
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import loomfast as lf
+from loomfast.testing import counted_ids
 
 
 class StillClock:
@@ -24,11 +24,6 @@ class StillClock:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(0)
-
-
-def counted_ids() -> Callable[[], str]:
-    count = itertools.count(1)
-    return lambda: f"exec-{next(count)}"
 
 
 def runtime(store: lf.EventStore, *flows: Any, **deps: Any) -> lf.WorkflowRuntime:

@@ -416,10 +416,10 @@ class WorkflowContext:
         """Raise unless this run may still record what it has done."""
         if self._journal.failure is not None:
             raise AbortSignal from self._journal.failure
-        if self._ended and not self._parked:
-            raise RunOverError(f"execution {self.execution_id!r}: this run is over")
         if self._ended:
-            raise SuspendSignal
+            if self._parked:
+                raise SuspendSignal
+            raise RunOverError(f"execution {self.execution_id!r}: this run is over")
 
     def _diverged(self, key: str, sequence: int, recorded: str, requested: str) -> None:
         error = DeterminismError(self.execution_id, key, sequence, recorded, requested)

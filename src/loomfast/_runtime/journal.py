@@ -103,6 +103,10 @@ class ExecutionJournal:
             extra,
         )
 
+    def envelopes(self, drafts: Sequence[Draft]) -> tuple[Envelope, ...]:
+        """Build the envelopes that would come next, in the order of their drafts."""
+        return tuple(self.envelope(draft, ahead=place) for place, draft in enumerate(drafts))
+
     def commit(
         self,
         event_type: str,
@@ -119,7 +123,7 @@ class ExecutionJournal:
 
     def commit_group(self, drafts: Sequence[Draft]) -> None:
         """Fold several events and queue them as one append that is all or nothing."""
-        self._commit(tuple(self.envelope(draft, ahead=place) for place, draft in enumerate(drafts)))
+        self._commit(self.envelopes(drafts))
 
     def adopt(self, envelope: Envelope) -> None:
         """Take in an event that is durable already. Refuses any sequence but the next one."""

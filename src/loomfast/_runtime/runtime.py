@@ -349,7 +349,7 @@ class WorkflowRuntime:
                     # Somebody was first after all, and is fenced out by now: whoever fences must drive.
                     self._drive(flow, journal)
                 raise
-            envelopes = [journal.envelope(draft, ahead=place) for place, draft in enumerate(drafts)]
+            envelopes = journal.envelopes(drafts)
             try:
                 await self._append(*envelopes)
                 break

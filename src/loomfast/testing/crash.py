@@ -31,6 +31,7 @@ from loomfast._events import IN_DOUBT
 from loomfast._kernels import Envelope, State
 from loomfast._runtime.context import WorkflowContext
 from loomfast._runtime.handle import ExecutionHandle
+from loomfast._runtime.hooks import logger
 from loomfast._runtime.runtime import WorkflowRuntime
 from loomfast.stores import EventStore
 from loomfast.testing.crashing import Crash, CrashingStore, ProcessKilled
@@ -40,7 +41,6 @@ from loomfast.testing.world import World
 
 OpenStore: TypeAlias = Callable[[], AbstractAsyncContextManager[EventStore]]
 
-logger = logging.getLogger("loomfast")
 
 # How long, in virtual seconds, a write may take under a seed other than 0.
 LATENCIES_S = (0.0, 0.0, 0.0, 0.001, 0.02, 0.5)
