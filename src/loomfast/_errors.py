@@ -360,10 +360,17 @@ class NotAStoreError(StorageError):
 
 
 class StoreReadError(StorageError):
-    """Something stored could not be read back. `execution_id` names the execution that it concerns."""
+    """Something stored could not be read back. `execution_id` names the execution that it concerns.
+
+    `position` is its place in the store's total order, where `read_all` met it.
+    """
 
     code = "storage-read"
     hint = "Other executions are not affected; restore this one from a copy."
+
+    def __init__(self, execution_id: str | None, message: str, *, position: int | None = None) -> None:
+        super().__init__(execution_id, message)
+        self.position = position
 
 
 # --- the author of the flow must act -------------------------------------------------------------

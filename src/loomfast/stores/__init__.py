@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 from loomfast.stores._memory import MemoryEventStore
 from loomfast.stores._spi import EventStore, ExecutionSummary, PositionedEvent
 from loomfast.stores._spi_branches import Branch, BranchRegistry, Tip
+from loomfast.stores._spi_leases import Lease, LeaseStore
+from loomfast.stores._spi_recoveries import Recovery, RecoveryStore
 from loomfast.stores._spi_snapshots import SnapshotStore, SnapshotSummary
+from loomfast.stores._spi_timers import Schedule, TimerStore, Wake
 
 if TYPE_CHECKING:
     from loomfast.stores._sqlite import SqliteEventStore
@@ -21,12 +24,19 @@ __all__ = [
     "BranchRegistry",
     "EventStore",
     "ExecutionSummary",
+    "Lease",
+    "LeaseStore",
     "MemoryEventStore",
     "PositionedEvent",
+    "Recovery",
+    "RecoveryStore",
+    "Schedule",
     "SnapshotStore",
     "SnapshotSummary",
     "SqliteEventStore",
+    "TimerStore",
     "Tip",
+    "Wake",
 ]
 
 

@@ -30,10 +30,11 @@ class Head:
 
     `number` is the store's own key and place in listings, `last_sequence` the highest ever written
     (`NO_EVENT` before the first), `fence` the newest token or None, `pending` whether a gate is open,
-    `in_doubt` the keys of the steps parked in doubt. `status` is empty before the first event.
+    `in_doubt` the keys of the steps parked in doubt, `wake_at` (ms) when a timer answers the open gate, None
+    if none does. `status` is empty before the first event.
     """
 
-    __slots__ = ("fence", "flow_id", "in_doubt", "last_sequence", "number", "pending", "status")
+    __slots__ = ("fence", "flow_id", "in_doubt", "last_sequence", "number", "pending", "status", "wake_at")
 
     def __init__(
         self,
@@ -44,6 +45,7 @@ class Head:
         fence: int | None = None,
         pending: bool = False,
         in_doubt: frozenset[str] = frozenset(),
+        wake_at: int | None = None,
     ) -> None:
         self.number = number
         self.flow_id = flow_id
@@ -52,6 +54,7 @@ class Head:
         self.fence = fence
         self.pending = pending
         self.in_doubt = in_doubt
+        self.wake_at = wake_at
 
     def copy(self) -> Head:
         return Head(
@@ -62,6 +65,7 @@ class Head:
             self.fence,
             self.pending,
             self.in_doubt,
+            self.wake_at,
         )
 
     def advance(self, event: Envelope) -> None:
@@ -77,11 +81,11 @@ class Head:
                 key = {event.subject or ""}
                 self.in_doubt = self.in_doubt | key if kind == ev.EFFECT_INDOUBT else self.in_doubt - key
         elif kind == ev.EXECUTION_SUSPENDED:
-            self.pending = True
+            self.pending, self.wake_at = True, _wake_at(event)
         elif kind == ev.EXECUTION_RESUMED:
-            self.pending = False
+            self.pending, self.wake_at = False, None
         elif kind in ev.END_STATUS:
-            self.status, self.pending = ev.END_STATUS[kind], False
+            self.status, self.pending, self.wake_at = ev.END_STATUS[kind], False, None
             return
         elif kind == ev.EXECUTION_STARTED:
             self.flow_id = _flow_id(event)
@@ -90,9 +94,19 @@ class Head:
 
 
 def _flow_id(event: Envelope) -> str:
-    payload = decode(event.body) if isinstance(event.body, bytes) else event.payload
-    flow_id = payload.get("flowId", "") if isinstance(payload, dict) else ""
+    flow_id = _field(event, "flowId")
     return flow_id if isinstance(flow_id, str) else ""
+
+
+def _wake_at(event: Envelope) -> int | None:
+    wake_at = _field(event, "wakeAt")
+    # What a 64-bit column cannot hold comes after everything that does.
+    return min(wake_at, 2**63 - 1) if type(wake_at) is int and wake_at >= 0 else None
+
+
+def _field(event: Envelope, name: str) -> object:
+    payload = decode(event.body) if isinstance(event.body, bytes) else event.payload
+    return payload.get(name) if isinstance(payload, dict) else None
 
 
 def admit(head_of: Callable[[str], Head], envelopes: Sequence[Envelope]) -> dict[str, Head]:

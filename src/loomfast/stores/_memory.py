@@ -1,8 +1,8 @@
 """The store of Python objects: for tests, and for programs that need no durability.
 
 What lives here: `MemoryEventStore`. It keeps every guarantee of `_spi.py`, durable meaning "until the
-process ends". Its snapshots and branches are in `_memory_snapshots.py` and `_memory_branches.py`. Invariant:
-what is under the lock is one method call long, so no reader sees half a batch.
+process ends". What it keeps beside the logs is in the files beside this one. Invariant: what is under the
+lock is one method call long, so no reader sees half a batch.
 
 A log is a list. Once truncated it is sequence 0 followed by what begins at its cut, so the event of a
 sequence stands at `sequence - cut + 1`; a log that was never cut has the cut 1, which removes nothing.
@@ -11,7 +11,8 @@ sequence stands at `sequence - cut + 1`; a log that was never cut has the cut 1,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 from loomfast._errors import (
     BeyondLogError,
@@ -23,8 +24,11 @@ from loomfast._kernels import Envelope, State, fold_events
 from loomfast.stores._admission import NO_EVENT, admit, check_page
 from loomfast.stores._forking import Copier, check_branch, check_cut
 from loomfast.stores._memory_branches import MemoryBranchRegistry
+from loomfast.stores._memory_leases import MemoryLeaseStore
+from loomfast.stores._memory_recoveries import MemoryRecoveryStore
 from loomfast.stores._memory_shared import Shared
 from loomfast.stores._memory_snapshots import MemorySnapshotStore
+from loomfast.stores._memory_timers import MemoryTimerStore
 from loomfast.stores._spi import EventStore, ExecutionSummary, PositionedEvent
 
 # How many events are folded, or copied, before the event loop gets its turn.
@@ -36,18 +40,22 @@ class MemoryEventStore(EventStore):
 
     Also takes payloads without a JSON form (`Opaque`). May be used from several threads and event loops.
     Every write but a long copy completes without waiting, so a cancelled caller's write has happened.
+    `now_ms` is the clock that leases run out by.
     """
 
     persists_json = False
 
-    def __init__(self) -> None:
-        self._shared = Shared()
+    def __init__(self, *, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
+        self._shared = Shared(now_ms)
         self._logs: dict[str, list[Envelope]] = {}
         self._listing: list[str] = []  # execution ids by number, from 1
         self._order: list[Envelope | None] = []  # every event by position, from 1; None for a truncated one
         self._places: dict[str, list[int]] = {}  # where in `_order` each event of a log stands
         self._snapshots = MemorySnapshotStore(self._shared)
         self._branches = MemoryBranchRegistry(self._shared)
+        self._leases = MemoryLeaseStore(self._shared)
+        self._recoveries = MemoryRecoveryStore(self._shared)
+        self._timers = MemoryTimerStore(self._shared)
 
     @property
     def snapshots(self) -> MemorySnapshotStore:
@@ -56,6 +64,18 @@ class MemoryEventStore(EventStore):
     @property
     def branches(self) -> MemoryBranchRegistry:
         return self._branches
+
+    @property
+    def leases(self) -> MemoryLeaseStore:
+        return self._leases
+
+    @property
+    def recoveries(self) -> MemoryRecoveryStore:
+        return self._recoveries
+
+    @property
+    def timers(self) -> MemoryTimerStore:
+        return self._timers
 
     async def append_batch(self, envelopes: Sequence[Envelope]) -> None:
         with self._shared.lock:
@@ -70,6 +90,7 @@ class MemoryEventStore(EventStore):
                 head.number = len(self._listing)
                 self._logs[execution_id] = []
                 self._places[execution_id] = []
+            self._timers.follow(execution_id, head.number, head.wake_at)
         self._shared.heads.update(heads)
         for place, event in enumerate(envelopes, len(self._order)):
             self._logs[event.execution_id].append(event)

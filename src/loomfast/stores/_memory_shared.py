@@ -1,12 +1,13 @@
 """What a memory store's logs, snapshots and branches know in common.
 
-What lives here: `Shared`: the lock, where each execution stands, and whether the store is closed. What must
-not: logs. Invariant: its methods are called with `lock` held.
+What lives here: `Shared`: the lock, the clock, where each execution stands, and whether the store is closed.
+What must not: logs. Invariant: its methods are called with `lock` held.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from loomfast._errors import StoreClosedError
 from loomfast.stores._admission import Head
@@ -15,7 +16,8 @@ from loomfast.stores._admission import Head
 class Shared:
     """`heads` by execution id; `cuts`: the first sequence available beyond 0, of truncated executions."""
 
-    def __init__(self) -> None:
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self.now_ms = now_ms
         self.lock = threading.Lock()
         self.closed = False
         self.heads: dict[str, Head] = {}

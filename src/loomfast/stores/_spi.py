@@ -1,8 +1,8 @@
 """The contract every event store keeps, whoever wrote it.
 
-What lives here: `EventStore` and the values its methods return. `SnapshotStore` and `BranchRegistry`, which
-every event store has one of, are in `_spi_snapshots.py` and `_spi_branches.py`, and go on numbering the
-guarantees. What must not: any store.
+What lives here: `EventStore` and the values its methods return. What every event store has one of
+(`SnapshotStore`, `BranchRegistry`, `LeaseStore`, `RecoveryStore`, `TimerStore`) is in the files beside this
+one, in that order, and they go on numbering the guarantees. What must not: any store.
 
 The guarantees, each with a test in tests/stores that runs on every store:
 
@@ -14,7 +14,9 @@ The guarantees, each with a test in tests/stores that runs on every store:
     refused with `StaleFenceError`; the token is checked before the slot, on every envelope.
  5. Tokens of one execution increase strictly and survive a restart.
  6. Events come back equal: payload bytes, key order, NUL, lone surrogates and the sign of zero included.
- 7. `read_all` yields every event once, in one total order, and never passes over one that commits late.
+ 7. `read_all` yields every event once, in one total order, and never passes over one that commits late. A
+    damaged one ends the page before it; asked for it, `read_all` raises `StoreReadError` with its `position`,
+    so that a reader can go on behind it.
  8. No call blocks the event loop. Cancelling a caller leaves no half transaction: its write happens whole
     or not at all.
  9. `truncate_prefix` never takes what cannot be had otherwise: it needs a sound snapshot that covers the
@@ -36,7 +38,10 @@ from typing import NamedTuple, Self
 
 from loomfast._kernels import Envelope, State, fold_events
 from loomfast.stores._spi_branches import BranchRegistry
+from loomfast.stores._spi_leases import LeaseStore
+from loomfast.stores._spi_recoveries import RecoveryStore
 from loomfast.stores._spi_snapshots import SnapshotStore
+from loomfast.stores._spi_timers import TimerStore
 
 
 class ExecutionSummary(NamedTuple):
@@ -172,6 +177,21 @@ class EventStore(ABC):
     @abstractmethod
     def branches(self) -> BranchRegistry:
         """The names of forks, and where each comes from."""
+
+    @property
+    @abstractmethod
+    def leases(self) -> LeaseStore:
+        """Who may act on what, for a while."""
+
+    @property
+    @abstractmethod
+    def recoveries(self) -> RecoveryStore:
+        """The account of executions that crashed."""
+
+    @property
+    @abstractmethod
+    def timers(self) -> TimerStore:
+        """What is due, and the schedules."""
 
     async def close(self) -> None:  # noqa: B027  # a store without resources has nothing to close
         """Release what the store holds. Idempotent; pending appends are finished first."""

@@ -20,6 +20,9 @@ from loomfast.stores import _sqlite_reader as reader
 from loomfast.stores._admission import check_page, refuse_unstorable
 from loomfast.stores._forking import Copier, check_branch, check_cut
 from loomfast.stores._spi import EventStore, ExecutionSummary, PositionedEvent
+from loomfast.stores._spi_leases import LeaseStore
+from loomfast.stores._spi_recoveries import RecoveryStore
+from loomfast.stores._spi_timers import TimerStore
 from loomfast.stores._sqlite_branches import SqliteBranchRegistry
 from loomfast.stores._sqlite_compaction import CopyPrefix, TruncatePrefix
 from loomfast.stores._sqlite_snapshots import SqliteSnapshotStore
@@ -101,6 +104,18 @@ class SqliteEventStore(EventStore):
     @property
     def branches(self) -> SqliteBranchRegistry:
         return SqliteBranchRegistry(self)
+
+    @property
+    def leases(self) -> LeaseStore:
+        raise NotImplementedError
+
+    @property
+    def recoveries(self) -> RecoveryStore:
+        raise NotImplementedError
+
+    @property
+    def timers(self) -> TimerStore:
+        raise NotImplementedError
 
     async def read_range(self, execution_id: str, first: int, last: int | None) -> list[Envelope]:
         query = partial(reader.read_range, execution_id=execution_id, first=first, last=last)

@@ -27,7 +27,16 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from loomfast._kernels import Envelope, State
-from loomfast.stores import BranchRegistry, EventStore, ExecutionSummary, PositionedEvent, SnapshotStore
+from loomfast.stores import (
+    BranchRegistry,
+    EventStore,
+    ExecutionSummary,
+    LeaseStore,
+    PositionedEvent,
+    RecoveryStore,
+    SnapshotStore,
+    TimerStore,
+)
 from loomfast.testing.time import running_loop
 from loomfast.testing.world import ProcessGoneError
 
@@ -163,13 +172,27 @@ class CrashingStore(EventStore):
     def branches(self) -> BranchRegistry:
         return cast(BranchRegistry, _Reached(self.inner.branches, self._reach))
 
+    @property
+    def leases(self) -> LeaseStore:
+        return cast(LeaseStore, _Reached(self.inner.leases, self._reach))
+
+    @property
+    def recoveries(self) -> RecoveryStore:
+        return cast(RecoveryStore, _Reached(self.inner.recoveries, self._reach))
+
+    @property
+    def timers(self) -> TimerStore:
+        return cast(TimerStore, _Reached(self.inner.timers, self._reach))
+
 
 class _Reached:
     """Something beside the logs, reached the way the logs are: outside virtual time, and not once dead."""
 
-    def __init__(self, inner: object, read: Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]) -> None:
+    def __init__(
+        self, inner: object, reach: Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
+    ) -> None:
         self._inner = inner
-        self._read = read
+        self._reach = reach
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
         return lambda *args, **kwargs: self._reach(lambda: getattr(self._inner, name)(*args, **kwargs))

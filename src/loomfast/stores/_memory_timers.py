@@ -1,0 +1,89 @@
+"""What a memory store keeps for timers.
+
+What lives here: `MemoryTimerStore`. What must not: logs. Invariant: everything happens under the lock that it
+shares with the event store, which tells it by `follow` where an execution's gate stands.
+
+Gates stand in `_order` by time, so that what is due is at its front; `_wakes` says where an execution stands.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+
+from loomfast._errors import BadInputError
+from loomfast.stores._admission import check_page
+from loomfast.stores._memory_shared import Shared
+from loomfast.stores._spi_timers import Schedule, Schedules, TimerStore, Wake
+
+
+class MemoryTimerStore(TimerStore):
+    """Keeps schedules until the process ends. Every call completes without waiting."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._wakes: dict[str, int] = {}
+        self._order: list[tuple[int, int, str]] = []  # time, number of the execution, its id
+        self._schedules: dict[str, Schedule] = {}
+
+    def follow(self, execution_id: str, number: int, wake_at: int | None) -> None:
+        """Take note of when an execution's gate wakes by itself. Called with the lock held."""
+        known = self._wakes.get(execution_id)
+        if known == wake_at:
+            return
+        if known is not None:
+            del self._wakes[execution_id]
+            entry = (known, number, execution_id)
+            del self._order[bisect_right(self._order, entry) - 1]
+        if wake_at is not None:
+            self._wakes[execution_id] = wake_at
+            insort(self._order, (wake_at, number, execution_id))
+
+    async def due_wakes(self, at_ms: int, *, after: Wake | None = None, limit: int = 100) -> list[Wake]:
+        check_page(0, limit)
+        with self._shared.lock:
+            self._shared.check_open(None)
+            first = 0
+            if after is not None:
+                number = self._shared.head(after.execution_id).number
+                first = bisect_right(self._order, (after.wake_at, number, after.execution_id))
+            found = self._order[first : first + limit]
+        return [Wake(execution_id, wake_at) for wake_at, _, execution_id in found if wake_at <= at_ms]
+
+    async def due_schedules(self, at_ms: int, *, limit: int = 100) -> Schedules:
+        check_page(0, limit)
+        with self._shared.lock:
+            self._shared.check_open(None)
+            due = [
+                (schedule.next_ms, schedule.schedule_id, schedule)
+                for schedule in self._schedules.values()
+                if schedule.next_ms is not None and schedule.next_ms <= at_ms
+            ]
+        return [schedule for _, _, schedule in sorted(due)[:limit]]
+
+    async def put(self, schedule: Schedule) -> Schedule | None:
+        if not schedule.schedule_id:
+            raise BadInputError("a schedule needs an id that is not empty")
+        with self._shared.lock:
+            self._shared.check_open(None)
+            known = self._schedules.get(schedule.schedule_id)
+            if schedule.version != (0 if known is None else known.version):
+                return None
+            kept = self._schedules[schedule.schedule_id] = schedule._replace(version=schedule.version + 1)
+            return kept
+
+    async def get(self, schedule_id: str) -> Schedule | None:
+        with self._shared.lock:
+            self._shared.check_open(None)
+            return self._schedules.get(schedule_id)
+
+    async def delete(self, schedule_id: str) -> bool:
+        with self._shared.lock:
+            self._shared.check_open(None)
+            return self._schedules.pop(schedule_id, None) is not None
+
+    async def list(self, *, after: str = "", limit: int = 100) -> Schedules:
+        check_page(0, limit)
+        with self._shared.lock:
+            self._shared.check_open(None)
+            ids = sorted(schedule_id for schedule_id in self._schedules if schedule_id > after)
+            return [self._schedules[schedule_id] for schedule_id in ids[:limit]]

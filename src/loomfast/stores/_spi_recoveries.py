@@ -1,0 +1,59 @@
+"""The contract of the account that every event store keeps of executions that crashed.
+
+What lives here: `RecoveryStore` and `Recovery`. What must not: when a crash counts and how many are too many
+(`_core/recovery.py`).
+
+The guarantees go on from those of `_spi_leases.py`:
+
+22. What `put` and `delete` returned is durable as an append is. An account is replaced whole.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple, TypeAlias
+
+
+class Recovery(NamedTuple):
+    """The account of one execution.
+
+    `crashes`: runs, since its last progress, that ended without an outcome. `progress`: how many outcomes its
+    log had when the last one was counted. `orderly`: its last run was stopped in order, so that the next
+    recovery counts no crash. `set_aside`: why it is not recovered any more, None while it is.
+    """
+
+    execution_id: str
+    crashes: int
+    progress: int
+    orderly: bool
+    set_aside: str | None
+
+
+Accounts: TypeAlias = list[Recovery]
+
+
+class RecoveryStore(ABC):
+    """Accounts by execution."""
+
+    @abstractmethod
+    async def get(self, execution_id: str) -> Recovery | None:
+        """Return the account of an execution, or None: nothing has gone wrong with it."""
+
+    @abstractmethod
+    async def put(self, recovery: Recovery) -> None:
+        """Keep an account, in place of an older one.
+
+        Raises `UnknownExecutionError`, and as `EventStore.append` for failing storage.
+        """
+
+    @abstractmethod
+    async def delete(self, execution_id: str) -> bool:
+        """Forget an account; tell whether there was one."""
+
+    @abstractmethod
+    async def list(self, *, after: str | None = None, limit: int = 100) -> Accounts:
+        """Return at most `limit` accounts of executions that are set aside, in the order of the listing of
+        executions, behind the execution `after`.
+
+        Raises `BadInputError` for a limit below 1, `UnknownExecutionError` for `after`.
+        """

@@ -1,0 +1,75 @@
+"""The contract of what every event store keeps for timers: what is due, and the schedules that start things.
+
+What lives here: `TimerStore` and the values its methods return. What must not: what a schedule means, or
+what "now" is (the timer service).
+
+The guarantees go on from those of `_spi_recoveries.py`:
+
+23. A gate with a `wakeAt` is in `due_wakes` from when its suspension is durable until its answer, or the end
+    of its execution, is. Nothing else is, and the cost does not depend on how many executions are parked.
+24. What `put` and `delete` returned is durable as an append is. Of two that replace the same version of a
+    schedule, one succeeds.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple, TypeAlias
+
+
+class Wake(NamedTuple):
+    """An execution that is parked at a gate until `wake_at` (ms since the epoch) at the latest."""
+
+    execution_id: str
+    wake_at: int
+
+
+class Schedule(NamedTuple):
+    """A schedule. `body` is its definition, in JSON; `next_ms` when it is next due, None while it is paused.
+
+    `version` counts its changes: 0 for one that has not been put yet.
+    """
+
+    schedule_id: str
+    body: bytes
+    next_ms: int | None
+    version: int = 0
+
+
+Schedules: TypeAlias = list[Schedule]
+
+
+class TimerStore(ABC):
+    """Due gates by time, and schedules by id."""
+
+    @abstractmethod
+    async def due_wakes(self, at_ms: int, *, after: Wake | None = None, limit: int = 100) -> list[Wake]:
+        """Return at most `limit` gates whose `wake_at` is not beyond `at_ms`, earliest first, behind `after`.
+
+        Those of one time stand in the order of the listing of executions. Raises `BadInputError` for a limit
+        below 1.
+        """
+
+    @abstractmethod
+    async def due_schedules(self, at_ms: int, *, limit: int = 100) -> Schedules:
+        """Return at most `limit` schedules whose `next_ms` is not beyond `at_ms`, earliest first."""
+
+    @abstractmethod
+    async def put(self, schedule: Schedule) -> Schedule | None:
+        """Keep a schedule in place of the one of its version, and return it as it is now.
+
+        None, with nothing written, if there is another version of it by now: 0 stands for no schedule. Raises
+        `BadInputError` for an empty id, and as `EventStore.append` for failing storage.
+        """
+
+    @abstractmethod
+    async def get(self, schedule_id: str) -> Schedule | None:
+        """Return a schedule, or None."""
+
+    @abstractmethod
+    async def delete(self, schedule_id: str) -> bool:
+        """Forget a schedule; tell whether there was one."""
+
+    @abstractmethod
+    async def list(self, *, after: str = "", limit: int = 100) -> Schedules:
+        """Return at most `limit` schedules in the order of their ids (by code point), behind `after`."""
