@@ -158,7 +158,8 @@ class DrivenExecution:
     def _abort(self) -> None:
         if self._context is not None:
             self._context._close()
-        self._interrupt()
+        if self._task is not asyncio.current_task():  # there, the call that leads here raises
+            self._interrupt()
 
     def _interrupt(self) -> None:
         if self._in_flow and self._task is not None:
