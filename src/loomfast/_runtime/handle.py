@@ -10,7 +10,7 @@ from loomfast._events import CANCELLED, END_KIND, FAILED, SUSPENDED
 from loomfast._kernels import State
 
 if TYPE_CHECKING:
-    from loomfast._runtime.runtime import WorkflowRuntime
+    from loomfast._runtime.waiting import Waiting
 
 ENDED = frozenset(END_KIND)
 RESTING = ENDED | {SUSPENDED}
@@ -23,12 +23,12 @@ class ExecutionHandle:
     if it could not; it keeps nothing else.
     """
 
-    __slots__ = ("_failure", "_runtime", "execution_id")
+    __slots__ = ("_failure", "_waiting", "execution_id")
 
     def __init__(
-        self, runtime: WorkflowRuntime, execution_id: str, rest: asyncio.Future[State] | None = None
+        self, waiting: Waiting, execution_id: str, rest: asyncio.Future[State] | None = None
     ) -> None:
-        self._runtime = runtime
+        self._waiting = waiting
         self.execution_id = execution_id
         self._failure: BaseException | None = None
         if rest is not None:
@@ -58,7 +58,7 @@ class ExecutionHandle:
         return state.output
 
     async def _reach(self, statuses: frozenset[str]) -> State:
-        return await self._runtime._wait_for(self.execution_id, statuses, lambda: self._failure)
+        return await self._waiting.reach(self.execution_id, statuses, lambda: self._failure)
 
     def __repr__(self) -> str:
         return f"<ExecutionHandle {self.execution_id}>"
