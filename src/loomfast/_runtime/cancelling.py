@@ -6,7 +6,6 @@ end, and no effect starts behind it.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from loomfast._core.answers import Draft
@@ -33,9 +32,7 @@ class Cancelling:
             state = await self._driven.in_turn(execution_id, self._in_turn(execution_id, body))
         if state is None:
             live = self._driven.live(execution_id)
-            state = await (
-                self._driven.states.load(execution_id) if live is None else asyncio.shield(live.rest)
-            )
+            state = await (self._driven.states.load(execution_id) if live is None else live.rest.wait())
         if state.status != CANCELLED:
             raise ExecutionEndedError(execution_id, state.status)
         return state

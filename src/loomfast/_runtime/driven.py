@@ -118,22 +118,18 @@ class DrivenExecutions:
         """Begin to drive an execution. Raises `RuntimeClosedError`."""
         if self.closed:  # the call that leads here began before `close`
             raise RuntimeClosedError(journal.execution_id)
-        live = DrivenExecution(flow, journal, self.deps)
-        self.executions[journal.execution_id] = live
-        task = live.begin(inherit=inherit)
-        self.tasks.add(task)
-        task.add_done_callback(lambda task: self._rested(task, live))
+        live = DrivenExecution(flow, journal, self.deps, self._ended)
+        self.executions[journal.execution_id] = live  # which holds its task
+        live.begin(inherit=inherit)
         for watcher in self.watchers.get(journal.execution_id, ()):
             if not watcher.done():
                 watcher.set_result(None)
         return live
 
-    def _rested(self, task: asyncio.Task[None], live: DrivenExecution) -> None:
-        self.tasks.discard(task)
+    def _ended(self, live: DrivenExecution, state: State | None) -> None:
         if self.executions.get(live.journal.execution_id) is live:
             del self.executions[live.journal.execution_id]
-        if live.rest.exception() is None:
-            state = live.rest.result()
+        if state is not None:
             self.states.keep(state)
             self.at_rest(state)
 

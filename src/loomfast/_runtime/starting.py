@@ -53,8 +53,10 @@ class Starting:
             raise
         if execution_id is None:
             journal = self._driven.journal(self._id_factory(), fence=fence)
+            # The run has its first turn before the queue has: what it appends then goes out with its start.
+            live = self._driven.drive(definition, journal, inherit=True)
             journal.commit("EXECUTION_STARTED", body, extra=extra)
-            return self._driven.drive(definition, journal, inherit=True)
+            return live
         journal = self._driven.journal(execution_id, fence=fence)
         envelope = journal.envelope(Draft("EXECUTION_STARTED", body), extra=extra)
         return await self._driven.in_turn(execution_id, self._once(definition, journal, envelope))

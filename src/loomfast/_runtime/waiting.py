@@ -6,13 +6,14 @@ What lives here: `Waiting`, behind every handle. What must not: anything that ch
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from loomfast._errors import ConflictError, StorageWriteError, UnknownExecutionError
 from loomfast._kernels import State
 from loomfast._runtime.driven import DrivenExecutions
 from loomfast._runtime.execution import DrivenExecution
 from loomfast._runtime.handle import ExecutionHandle
+from loomfast._runtime.rest import Rest
 
 # How often a waiter looks for what another process has written.
 POLL_S = 0.25
@@ -32,34 +33,36 @@ class Waiting:
         self,
         execution_id: str,
         statuses: Collection[str],
-        failure: Callable[[], BaseException | None] = lambda: None,
+        rest: Rest | None = None,
     ) -> State:
         """Wait until the execution has one of `statuses`, durably, and return its state.
 
         An execution driven elsewhere is looked at every `POLL_S` seconds. Raises `UnknownExecutionError`,
-        what keeps an execution driven here from resting (`StorageWriteError`, `RuntimeClosedError`), and what
-        `failure` returns once nobody here drives the execution.
+        what keeps an execution driven here from resting (`StorageWriteError`, `RuntimeClosedError`), and the
+        failure of `rest`, a run that has ended, once nobody here drives the execution.
         """
+        state: State | None
         while True:
-            with self._driven.watching(execution_id) as watcher:
-                live = self._driven.live(execution_id)
-                state: State | None
-                if live is not None:
-                    state = await self._rest_of(live)
-                else:
-                    state = await self._driven.states.find(execution_id)
+            live = self._driven.live(execution_id)
+            if live is not None:
+                state = await self._rest_of(live)
                 if state is not None and state.status in statuses:
                     return state
-                failed = failure()
-                if failed is not None and self._driven.live(execution_id) is None:
-                    raise failed
+            with self._driven.watching(execution_id) as watcher:
+                if self._driven.live(execution_id) is not None:
+                    continue
+                state = await self._driven.states.find(execution_id)
+                if state is not None and state.status in statuses:
+                    return state
+                if rest is not None and rest.failure is not None and self._driven.live(execution_id) is None:
+                    raise rest.failure
                 if state is None:
                     raise UnknownExecutionError(execution_id)
                 await self._until(watcher, POLL_S)
 
     async def _rest_of(self, live: DrivenExecution) -> State | None:
         try:
-            return await asyncio.shield(live.rest)
+            return await live.rest.wait()
         except StorageWriteError as error:
             if not isinstance(error.__cause__, ConflictError):
                 raise
