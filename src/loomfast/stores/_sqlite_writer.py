@@ -46,8 +46,8 @@ MAX_CALLS = 1_000
 MAX_EVENTS = 10_000
 MAX_HEADS = 10_000
 
-# Rows to a statement, the most first: x 10 columns, below SQLite's limit on parameters (32,766). Few sizes, so
-# that few statements are prepared.
+# Rows to a statement, the most first: x 10 columns, below the limit on parameters (32,766). Few sizes, so that
+# few statements are prepared.
 _ROWS_AT_ONCE = (256, 64)
 _IDS_AT_ONCE = 128
 _HEAD_COLUMNS = "number, id, flow_id, status, last_sequence, fence, pending, in_doubt, odd_text"
