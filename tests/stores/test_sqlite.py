@@ -23,10 +23,10 @@ from loomfast._errors import (
     StoreClosedError,
     StoreReadError,
 )
-from loomfast._kernels import Envelope
+from loomfast._kernels import Envelope, fold_events
 from loomfast.stores import SqliteEventStore
 
-from .logs import event, log
+from .logs import GATED, event, log
 from .programs import foreign, run_program
 
 # --- locks ---------------------------------------------------------------------------------------
@@ -203,8 +203,10 @@ async def _on_the_writer(store: SqliteEventStore, sql: str) -> None:
         "body = CAST(replace(CAST(body AS TEXT), '1', '2') AS BLOB)",
         "body = 'text'",
         "body = 5",
-        "kind = kind + 1",
-        "kind = 99",
+        "coded = coded + (1 << 32)",
+        "coded = coded + 1",
+        "coded = ~coded",
+        "coded = 'x'",
         "timestamp = timestamp + 1",
         "stamp = 5",
         "subject = 'other'",
@@ -224,9 +226,56 @@ async def test_a_row_that_is_not_as_it_was_written_is_found_and_named(path: Path
         with pytest.raises(StoreReadError, match=r"'x', sequence 1") as caught:
             await store.read("x")
         assert caught.value.execution_id == "x"
-        with pytest.raises(StoreReadError):
-            await store.read_all()
         assert await store.read("sound") == log("sound", 3)
+        assert await store.fold("sound") == fold_events(None, log("sound", 3))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "coded = coded + (1 << 32)",
+        "coded = coded + 1",
+        "coded = ~coded",
+        "coded = 'x'",
+        "stamp = 5",
+        "subject = 'b'",
+        "subject = 5",
+        "body = body || ' '",
+        "body = 5",
+    ],
+)
+@pytest.mark.parametrize("sequence", [1, 2, 3, 7])
+async def test_a_fold_finds_damage_of_what_it_reads_and_names_it(
+    path: Path, change: str, sequence: int
+) -> None:
+    async with await SqliteEventStore.open(path) as store:
+        await store.append_batch([*GATED, *log("sound", 3)])
+        connection = foreign(path)
+        connection.execute(f"UPDATE events SET {change} WHERE id = (1 << 32) + ?", (sequence,))
+        connection.close()
+        unread = GATED[sequence].stamp is not None and change.startswith(("subject", "body"))
+        if unread:  # a stamped emit counts by its stamp alone
+            assert await store.fold("s") == fold_events(None, GATED)
+        with pytest.raises(StoreReadError, match=f"'s', sequence {sequence}") as caught:
+            await (store.read("s") if unread else store.fold("s"))
+        assert caught.value.execution_id == "s"
+        assert await store.fold("sound") == fold_events(None, log("sound", 3))
+
+
+async def test_a_log_that_lost_its_newest_rows_does_not_fold_to_an_older_state(path: Path) -> None:
+    async with await SqliteEventStore.open(path) as store:
+        await store.append_batch(log("x", 5))
+        state = await store.fold("x")
+        connection = foreign(path)
+        connection.execute("DELETE FROM events WHERE id >= (1 << 32) + 3")
+        for known in (None, fold_events(None, log("x", 2)), fold_events(None, log("x", 4))):
+            with pytest.raises(StoreReadError, match="'x'"):
+                await store.fold("x", known)
+        connection.execute("DELETE FROM events")
+        connection.close()
+        with pytest.raises(StoreReadError, match="'x'"):
+            await store.fold("x")
+        assert await store.fold("x", state) == state
 
 
 async def test_a_damaged_page_is_a_read_error_that_names_the_execution(path: Path) -> None:

@@ -10,7 +10,7 @@ even read from their overflow pages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any, Final
 
@@ -18,20 +18,21 @@ import apsw
 
 from loomfast import _events as ev
 from loomfast._errors import LoomError, MalformedEventError, PrefixTruncatedError, StoreReadError
-from loomfast._kernels import Envelope, State, fold_rows
+from loomfast._kernels import Envelope, State, fold_guarded
 from loomfast.stores import _sqlite_schema as schema
 from loomfast.stores._admission import NO_EVENT
 from loomfast.stores._spi import ExecutionSummary, PositionedEvent
-from loomfast.stores._sqlite_rows import READ_COLUMNS, incomplete, load_text, store_text, to_event
+from loomfast.stores._sqlite_rows import READ_COLUMNS, damaged, incomplete, load_text, store_text, to_event
 from loomfast.stores._threads import Call, Worker, deliver
 
 THREADS: Final = 2
 
 _LAST: Final = 0xFFFFFFFF
-# The fold wants the body of every kernel fact, and of a domain event that may answer a gate.
-_STEERS = f"(kind > {ev.LAST_INERT} OR (kind = {ev.DOMAIN} AND stamp IS NULL))"
+# The fold wants the body of every kernel fact, and of a domain event that may answer a gate. That this also
+# fetches those of unstamped chunks and patches, which are rare, costs less than telling them from the rest.
+_STEERS = f"stamp IS NULL OR coded >= {ev.LAST_INERT + 1 << 32}"
 _FOLD = (
-    f"SELECT id & {_LAST}, kind, CASE WHEN {_STEERS} THEN subject END, stamp,"
+    f"SELECT id, coded, CASE WHEN {_STEERS} THEN subject END, stamp,"
     f" CASE WHEN {_STEERS} THEN body END FROM events WHERE id BETWEEN ? AND ? ORDER BY id"
 )
 _RANGE = f"SELECT {READ_COLUMNS} FROM events WHERE id BETWEEN ? AND ? ORDER BY id"
@@ -101,10 +102,10 @@ def _span(number: int, first: int, last: int | None) -> tuple[int, int]:
     return (number << 32) + low, (number << 32) + high if high >= low else -1
 
 
-def _find(connection: apsw.Connection, execution_id: str) -> tuple[int, int, bool, int] | None:
-    """The number, last sequence, odd-text flag and cut of an execution that has events."""
-    row: tuple[int, int, bool, int] | None = connection.execute(
-        "SELECT number, last_sequence, odd_text, cut FROM executions WHERE id = ? AND last_sequence > ?",
+def _find(connection: apsw.Connection, execution_id: str) -> tuple[int, int, int] | None:
+    """The number, last sequence and cut of an execution that has events."""
+    row: tuple[int, int, int] | None = connection.execute(
+        "SELECT number, last_sequence, cut FROM executions WHERE id = ? AND last_sequence > ?",
         (store_text(execution_id), NO_EVENT),
     ).fetchone()
     return row
@@ -121,7 +122,7 @@ def _check_again(connection: apsw.Connection, execution_id: str, first: int, las
     """Refuse a range that was cut after its execution was looked up: the two statements see two states."""
     found = _find(connection, execution_id)
     if found is not None:
-        _check_cut(execution_id, first, last, found[3])
+        _check_cut(execution_id, first, last, found[2])
 
 
 def read_range(
@@ -130,7 +131,7 @@ def read_range(
     found = _find(connection, execution_id)
     if found is None:
         return []
-    number, last_sequence, _, cut = found
+    number, last_sequence, cut = found
     _check_cut(execution_id, first, last, cut)
     events = [to_event(execution_id, row) for row in connection.execute(_RANGE, _span(number, first, last))]
     low = max(first, 0)
@@ -146,24 +147,22 @@ def fold(connection: apsw.Connection, execution_id: str, state: State | None) ->
     found = _find(connection, execution_id)
     if found is None:
         return state
-    number, _, odd_text, cut = found
+    number, last_sequence, cut = found
     first = 0 if state is None else state.sequence + 1
     _check_cut(execution_id, first, None, cut)
-    rows: Iterable[Any] = connection.execute(_FOLD, _span(number, first, None))
-    if odd_text:
-        rows = (
-            (sequence, kind, None if subject is None else load_text(subject), stamp, body)
-            for sequence, kind, subject, stamp, body in rows
-        )
-    rows = iter(rows)
+    rows: Iterator[Any] = iter(connection.execute(_FOLD, _span(number, first, None)))
     head = next(rows, None)
-    if head is None:
-        return state
     try:
-        return fold_rows(state, execution_id, chain((head,), rows))
-    except MalformedEventError:
+        folded = state if head is None else fold_guarded(state, execution_id, chain((head,), rows))
+    except MalformedEventError as error:
         _check_again(connection, execution_id, first, None)
+        if error.field == "guard" and error.sequence is not None:
+            raise damaged(execution_id, error.sequence) from error
         raise
+    if folded is None or folded.sequence < last_sequence:
+        _check_again(connection, execution_id, first, None)
+        raise incomplete(execution_id)
+    return folded
 
 
 def last_sequence(connection: apsw.Connection, execution_id: str) -> int | None:

@@ -18,9 +18,6 @@ sequence can exist twice. `position` is the commit order: it counts on from the 
 transaction, and SQLite has one writer at a time over all processes, so positions become visible in order
 and without holes. Cutting a log's prefix leaves its newest event, and so the highest position.
 
-Text with a lone surrogate has no UTF-8 form. It is stored as a BLOB in the same column (see
-`_sqlite_rows.py`); `executions.odd_text` says that a log holds such text.
-
 Migrations run in order, in the one transaction that also raises `user_version`; whoever loses the race for
 the write lock finds the version raised and does nothing.
 """
