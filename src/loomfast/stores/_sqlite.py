@@ -23,6 +23,7 @@ from loomfast.stores._forking import Copier, check_branch, check_cut
 from loomfast.stores._spi import EventStore, ExecutionSummary, PositionedEvent
 from loomfast.stores._sqlite_branches import SqliteBranchRegistry
 from loomfast.stores._sqlite_compaction import CopyPrefix, TruncatePrefix
+from loomfast.stores._sqlite_faults import DatabaseFile
 from loomfast.stores._sqlite_leases import SqliteLeaseStore
 from loomfast.stores._sqlite_recoveries import SqliteRecoveryStore
 from loomfast.stores._sqlite_snapshots import SqliteSnapshotStore
@@ -73,7 +74,8 @@ class SqliteEventStore(EventStore):
 
         Raises `BadInputError` for the arguments, `StoreMissingError` when nothing is there and `create` is
         off, `NotAStoreError` for a file that is not loomfast's (it is not changed), `StoreBusyError` when it
-        is locked for longer than `busy_timeout_ms`, `StorageError` (with its cause) when it cannot be opened
+        is locked for longer than `busy_timeout_ms`, `StoreFullError`, `StoreReadOnlyError`,
+        `StoreCorruptError`, and `StorageError` (with its cause) when it cannot be opened for another reason
         or is a newer version's.
         """
         name = _file_name(path)
@@ -81,7 +83,8 @@ class SqliteEventStore(EventStore):
             raise BadInputError(f"synchronous={synchronous!r}: choose FULL or NORMAL")
         if busy_timeout_ms < 0:
             raise BadInputError(f"busy_timeout_ms={busy_timeout_ms}: must be 0 or more")
-        writer = Writer(name, synchronous, busy_timeout_ms, create=create)
+        file = DatabaseFile(name)
+        writer = Writer(file, synchronous, busy_timeout_ms, create=create)
         call = Open()
         writer.submit(call)
         writer.start()
@@ -90,7 +93,7 @@ class SqliteEventStore(EventStore):
         except BaseException:  # cancellation too: the writer ends once it has opened
             writer.stop()
             raise
-        readers = reader.Reader(name, busy_timeout_ms)
+        readers = reader.Reader(file, busy_timeout_ms)
         readers.start()
         return cls(name, writer, readers, now_ms)
 

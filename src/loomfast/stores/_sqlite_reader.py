@@ -17,11 +17,12 @@ from typing import Any, Final
 import apsw
 
 from loomfast import _events as ev
-from loomfast._errors import LoomError, MalformedEventError, PrefixTruncatedError, StoreReadError
+from loomfast._errors import MalformedEventError, PrefixTruncatedError, StoreCorruptError, StoreReadError
 from loomfast._kernels import Envelope, State, fold_guarded
 from loomfast.stores import _sqlite_schema as schema
 from loomfast.stores._admission import NO_EVENT
 from loomfast.stores._spi import ExecutionSummary, PositionedEvent
+from loomfast.stores._sqlite_faults import DatabaseFile, read_error
 from loomfast.stores._sqlite_rows import READ_COLUMNS, damaged, incomplete, load_text, store_text, to_event
 from loomfast.stores._threads import Call, Worker, deliver
 
@@ -39,8 +40,13 @@ _RANGE = f"SELECT {READ_COLUMNS} FROM events WHERE id BETWEEN ? AND ? ORDER BY i
 _ALL = (
     "SELECT e.position, x.id, "
     + ", ".join(f"e.{column}" for column in READ_COLUMNS.split(", "))
-    + " FROM events e JOIN executions x ON x.number = e.id >> 32 WHERE e.position > ?"
+    + " FROM events e LEFT JOIN executions x ON x.number = e.id >> 32 WHERE e.position > ?"
     " ORDER BY e.position LIMIT ?"
+)
+# Answered from the index over positions alone, so also where the event itself cannot be read.
+_NEXT = (
+    "SELECT e.position, x.id FROM events e LEFT JOIN executions x ON x.number = e.id >> 32"
+    " WHERE e.position > ? ORDER BY e.position LIMIT 1"
 )
 _LIST = "SELECT id, flow_id, status, last_sequence, number FROM executions WHERE "
 
@@ -61,9 +67,9 @@ class Read(Call):
 class Reader(Worker):
     """Serves `Read`, on a few threads that each open a connection when they first need one."""
 
-    def __init__(self, path: str, busy_timeout_ms: int) -> None:
+    def __init__(self, file: DatabaseFile, busy_timeout_ms: int) -> None:
         super().__init__("loomfast-sqlite-reader", THREADS)
-        self._path = path
+        self._file = file
         self._busy_timeout_ms = busy_timeout_ms
 
     def run(self) -> None:
@@ -74,25 +80,17 @@ class Reader(Worker):
                 outcome: Any = None
                 try:
                     if connection is None:
-                        connection = schema.connect_reader(self._path, self._busy_timeout_ms)
+                        connection = schema.connect_reader(self._file.path, self._busy_timeout_ms)
                     if not call.future.cancelled():
                         outcome = call.query(connection)
+                        self._file.check()
                 except Exception as error:
-                    outcome = _failed(call.execution_id, error)
+                    outcome = read_error(call.execution_id, self._file.blamed(error))
                 deliver([(call, outcome)])
                 del call, outcome  # or an idle reader would keep the last answer alive
         finally:
             if connection is not None:
                 connection.close()
-
-
-def _failed(execution_id: str | None, cause: Exception) -> Exception:
-    if isinstance(cause, LoomError):
-        return cause
-    about = "the store" if execution_id is None else f"execution {execution_id!r}"
-    error = StoreReadError(execution_id, f"{about} cannot be read: {type(cause).__name__}: {cause}")
-    error.__cause__ = cause
-    return error
 
 
 def _span(number: int, first: int, last: int | None) -> tuple[int, int]:
@@ -188,8 +186,24 @@ def list_executions(
 
 
 def read_all(connection: apsw.Connection, after: int, limit: int) -> list[PositionedEvent]:
-    rows = connection.execute(_ALL, (after, limit))
-    return [
-        PositionedEvent(position, to_event(load_text(execution_id), row))
-        for position, execution_id, *row in rows
-    ]
+    page: list[PositionedEvent] = []
+    try:
+        for position, stored_id, *row in connection.execute(_ALL, (after, limit)):
+            if stored_id is None:
+                raise StoreReadError(None, f"position {position}: the event belongs to no execution")
+            page.append(PositionedEvent(position, to_event(load_text(stored_id), row)))
+    except (StoreReadError, apsw.CorruptError) as cause:
+        if page:
+            return page
+        raise _unreadable(connection, after, cause) from cause
+    return page
+
+
+def _unreadable(connection: apsw.Connection, after: int, cause: Exception) -> StoreReadError:
+    """What `read_all` raises for the first event beyond `after`."""
+    found: Any = connection.execute(_NEXT, (after,)).fetchone()
+    position, stored_id = (None, None) if found is None else found
+    execution_id = None if stored_id is None else load_text(stored_id)
+    where = f"position {position}: " if isinstance(cause, apsw.Error) else ""
+    error = StoreCorruptError if isinstance(cause, apsw.Error) else StoreReadError
+    return error(execution_id, f"{where}{cause}", position=position)

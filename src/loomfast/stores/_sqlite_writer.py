@@ -34,10 +34,11 @@ from typing import Any
 
 import apsw
 
-from loomfast._errors import LoomError, StorageError, StorageWriteError, StoreBusyError, UnknownExecutionError
+from loomfast._errors import LoomError, StoreBusyError, StoreLostError, UnknownExecutionError
 from loomfast._kernels import Envelope, decode, encode
 from loomfast.stores import _sqlite_schema as schema
 from loomfast.stores._admission import NO_EVENT, Head, admit
+from loomfast.stores._sqlite_faults import DatabaseFile, write_error
 from loomfast.stores._sqlite_rows import COLUMNS, WIDTH, load_text, store_text, to_row
 from loomfast.stores._threads import Call, Worker, deliver
 
@@ -105,9 +106,11 @@ class Open(Call):
 class Writer(Worker):
     """Serves `Open`, then every other call."""
 
-    def __init__(self, path: str, synchronous: str, busy_timeout_ms: int, *, create: bool = True) -> None:
+    def __init__(
+        self, file: DatabaseFile, synchronous: str, busy_timeout_ms: int, *, create: bool = True
+    ) -> None:
         super().__init__("loomfast-sqlite-writer")
-        self._path = path
+        self._file = file
         self._create = create
         self._synchronous = synchronous
         self._busy_timeout_ms = busy_timeout_ms
@@ -118,22 +121,26 @@ class Writer(Worker):
             return
         try:
             connection = schema.open_writer(
-                self._path, self._synchronous, self._busy_timeout_ms, create=self._create
+                self._file.path, self._synchronous, self._busy_timeout_ms, create=self._create
             )
-        except apsw.Error as cause:
-            error = StorageError(None, f"{self._path}: cannot be opened: {cause}")
-            error.__cause__ = cause
-            deliver([(call, error)])
-            return
         except Exception as error:
             deliver([(call, error)])
             return
         try:
+            self._file.remember()
             deliver([(call, None)])
             del call
             self._serve(connection)
         finally:
-            connection.close()
+            self._close(connection)
+
+    def _close(self, connection: apsw.Connection) -> None:
+        try:
+            self._file.check()
+        except StoreLostError:
+            # The last to close removes the log beside the file, by its name: it may be another file's by now.
+            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        connection.close()
 
     def _serve(self, connection: apsw.Connection) -> None:
         ledger = Ledger(connection)
@@ -151,13 +158,18 @@ class Writer(Worker):
     def _commit(self, ledger: Ledger, calls: list[Call]) -> list[tuple[Call, Any]]:
         deadline = time.monotonic() + self._busy_timeout_ms / 1000
         try:
-            return ledger.commit(calls, deadline)
+            outcomes = ledger.commit(calls, deadline)
+            self._file.check()
+            return outcomes
         except StoreBusyError as error:
             return [(call, _busy(call, error)) for call in calls]
+        except StoreLostError as error:  # all of them are written, and none where anybody will find it
+            return [(call, write_error(*_subject(call), error, 0)) for call in calls]
         except Exception as error:
             if len(calls) == 1:
-                return [(calls[0], _failed(calls[0], error))]
-        outcomes: list[tuple[Call, Any]] = []
+                system_errno = ledger.connection.system_errno
+                return [(calls[0], write_error(*_subject(calls[0]), self._file.blamed(error), system_errno))]
+        outcomes = []
         for call in calls:
             outcomes += self._commit(ledger, [call])
         return outcomes
@@ -188,14 +200,6 @@ def _subject(call: Call) -> tuple[str | None, int | None]:
 def _busy(call: Call, cause: StoreBusyError) -> StoreBusyError:
     error = StoreBusyError(*_subject(call), f"{cause.reason}; nothing was written, it is safe to repeat")
     error.__cause__ = cause.__cause__
-    return error
-
-
-def _failed(call: Call, cause: Exception) -> LoomError:
-    if isinstance(cause, LoomError):
-        return cause
-    error = StorageWriteError(*_subject(call), f"{type(cause).__name__}: {cause}")
-    error.__cause__ = cause
     return error
 
 
