@@ -105,6 +105,7 @@ from loomfast.stores import (
     Tip,
     Wake,
 )
+from loomfast.verification import Fault, Verified, verify_store
 
 if TYPE_CHECKING:
     from loomfast._vectors import FOLD_VECTORS
@@ -141,6 +142,7 @@ __all__ = [
     "ExecutionHandle",
     "ExecutionJournal",
     "ExecutionSummary",
+    "Fault",
     "FlowDefinition",
     "FlowError",
     "GateRefusedError",
@@ -200,6 +202,7 @@ __all__ = [
     "UnknownExecutionError",
     "UnknownFlowError",
     "UnsupportedTypeError",
+    "Verified",
     "Wake",
     "WorkflowContext",
     "WorkflowRuntime",
@@ -218,6 +221,7 @@ __all__ = [
     "snapshot_of",
     "state_of",
     "step",
+    "verify_store",
 ]
 
 

@@ -22,6 +22,7 @@ from loomfast.stores._admission import check_page, refuse_unstorable
 from loomfast.stores._forking import Copier, check_branch, check_cut
 from loomfast.stores._spi import EventStore, ExecutionSummary, PositionedEvent
 from loomfast.stores._sqlite_branches import SqliteBranchRegistry
+from loomfast.stores._sqlite_check import check_storage
 from loomfast.stores._sqlite_compaction import CopyPrefix, TruncatePrefix
 from loomfast.stores._sqlite_faults import DatabaseFile
 from loomfast.stores._sqlite_leases import SqliteLeaseStore
@@ -178,6 +179,11 @@ class SqliteEventStore(EventStore):
         if branch_name is not None:
             check_branch(branch_name, target_id, source_id, through)
         await self._write(target_id, CopyPrefix(source_id, target_id, through, copier, branch_name))
+
+    async def check_storage(self) -> list[str]:
+        """As the contract says: SQLite's integrity check, and whether every row belongs to an execution."""
+        complaints: list[str] = await self._read(None, check_storage)
+        return complaints
 
     async def close(self) -> None:
         """Finish what is queued, then close. A second call returns at once; a forked child closes nothing.
