@@ -31,10 +31,11 @@ The guarantees, each with a test in tests/stores that runs on every store:
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from loomfast._kernels import Envelope, State, fold_events
 from loomfast.stores._spi_branches import BranchRegistry
@@ -70,6 +71,13 @@ class EventStore(ABC):
 
     persists_json: bool = True
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Whoever changes how appends go changes how writes go."""
+        super().__init_subclass__(**options)
+        own = cls.__dict__
+        if "write" not in own and ("append" in own or "append_batch" in own):
+            cls.write = EventStore.write  # type: ignore[method-assign]  # what is inherited skips the new append
+
     async def append(self, envelope: Envelope) -> None:
         """Append one event.
 
@@ -82,6 +90,26 @@ class EventStore(ABC):
     @abstractmethod
     async def append_batch(self, envelopes: Sequence[Envelope]) -> None:
         """Append events, of one or several executions, all or nothing. Raises as `append`."""
+
+    def write(self, envelopes: Sequence[Envelope]) -> asyncio.Future[Exception | None] | None:
+        """Begin an append for a caller that writes behind, and return at once.
+
+        None if it is durable already. Otherwise a future of what `append` would raise, as its result, or None
+        once it is durable. Raises what can be told without waiting. Cancelling the future recalls nothing.
+
+        A store overrides this to do without a task for each append.
+        """
+        return asyncio.get_running_loop().create_task(self._outcome(envelopes))
+
+    async def _outcome(self, envelopes: Sequence[Envelope]) -> Exception | None:
+        try:
+            if len(envelopes) == 1:
+                await self.append(envelopes[0])
+            else:
+                await self.append_batch(envelopes)
+        except Exception as error:
+            return error
+        return None
 
     @abstractmethod
     async def read_range(self, execution_id: str, first: int, last: int | None) -> list[Envelope]:

@@ -8,6 +8,7 @@ Invariant: every method either raises at once or awaits one `Call`.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 import warnings
@@ -105,6 +106,14 @@ class SqliteEventStore(EventStore):
             return
         refuse_unstorable(envelopes)
         await self._write(envelopes[0].execution_id, Append(envelopes))
+
+    def write(self, envelopes: Sequence[Envelope]) -> asyncio.Future[Exception | None]:
+        execution_id = envelopes[0].execution_id
+        self._check_usable(execution_id)
+        refuse_unstorable(envelopes)
+        call = Append(envelopes)
+        self._submit(self._writer, execution_id, call)
+        return call.future
 
     @property
     def snapshots(self) -> SqliteSnapshotStore:
@@ -218,9 +227,12 @@ class SqliteEventStore(EventStore):
         return await self._ask(self._writer, execution_id, call)
 
     async def _ask(self, worker: Worker, execution_id: str | None, call: Call) -> Any:
+        self._submit(worker, execution_id, call)
+        return await call.answer()
+
+    def _submit(self, worker: Worker, execution_id: str | None, call: Call) -> None:
         if not worker.submit(call):
             raise StoreClosedError(execution_id, f"{self._path}: the store has been closed")
-        return await call.answer()
 
     def _check_usable(self, execution_id: str | None) -> None:
         if self._pid != os.getpid():
