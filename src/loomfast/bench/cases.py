@@ -197,6 +197,17 @@ def _replay_rows(quick: bool) -> Measured:
     return from_sqlite(100_000 if quick else 1_000_000, 3 if quick else 5)
 
 
+def _drivers(quick: bool) -> Measured:
+    from loomfast.bench.driver import drivers
+
+    return drivers(100_000 if quick else 400_000, 3 if quick else 5)
+
+
+def _slower_driver(measured: Mapping[str, float]) -> float:
+    """Judge the store's driver by the part where it does worse."""
+    return max(measured[f"apsw {part}"] / measured[f"sqlite3 {part}"] for part in ("fetch", "insert"))
+
+
 def _flatness(measured: Mapping[str, float]) -> float:
     """Judge 50,000 entries against 1,000 and against 5,000, and by the lower ratio.
 
@@ -363,6 +374,13 @@ CASES: tuple[Case, ...] = (
         "replay of mixed events from SQLite, per event, against 1 us",
         _replay_rows,
         within(1e-6),
+        1.0,
+    ),
+    Case(
+        "driver",
+        "rows fetched and inserted by apsw, per row, against sqlite3",
+        _drivers,
+        _slower_driver,
         1.0,
     ),
     Case(
