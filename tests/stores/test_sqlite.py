@@ -105,7 +105,7 @@ async def test_opening_a_locked_database_that_must_be_migrated_gives_up_in_time(
     await (await SqliteEventStore.open(path)).close()
 
 
-async def test_opening_and_migrating_and_closing_wait_for_a_foreign_lock_and_the_loop_does_not(
+async def test_opening_migrating_and_closing_wait_for_a_lock_and_the_loop_does_not(
     path: Path,
 ) -> None:
     shutil.copy(Path(__file__).parent / "data" / "schema-2.sqlite", path)
@@ -129,7 +129,7 @@ async def test_opening_and_migrating_and_closing_wait_for_a_foreign_lock_and_the
         await waiting
 
 
-async def test_leases_and_timers_wait_for_a_foreign_lock_in_turn_and_say_when_it_takes_too_long(
+async def test_leases_accounts_and_schedules_say_when_a_lock_is_held_too_long(
     path: Path,
 ) -> None:
     async with await SqliteEventStore.open(path, busy_timeout_ms=30) as store:

@@ -3,8 +3,8 @@
 What lives here: the pragmas, taking the write lock, migrating, and telling our files from others'. What must
 not: the tables themselves (`_sqlite_migrations.py`), rows of events.
 
-The driver is apsw, chosen by measurement over the standard library's `sqlite3` (`loomfast bench driver`): rows
-are fetched and inserted more than twice as fast, and a replay beside a busy event loop keeps more of its
+The driver is apsw, chosen by measurement over the standard library's `sqlite3` (`loomfast bench driver`):
+rows are fetched and inserted more than twice as fast, and a replay beside a busy event loop keeps more of its
 speed. It brings its own copy of SQLite. Two copies of SQLite must not have one file open in one process
 (closing it in one drops the other's locks), so nothing here, tests included, opens it with `sqlite3`.
 
