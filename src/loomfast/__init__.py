@@ -49,8 +49,12 @@ from loomfast._errors import (
     StorageWriteError,
     StoreBusyError,
     StoreClosedError,
+    StoreCorruptError,
+    StoreFullError,
+    StoreLostError,
     StoreMissingError,
     StoreReadError,
+    StoreReadOnlyError,
     TooDeepError,
     UnknownBranchError,
     UnknownExecutionError,
@@ -101,6 +105,7 @@ from loomfast.stores import (
     Tip,
     Wake,
 )
+from loomfast.verification import Fault, Verified, verify_store
 
 if TYPE_CHECKING:
     from loomfast._vectors import FOLD_VECTORS
@@ -137,6 +142,7 @@ __all__ = [
     "ExecutionHandle",
     "ExecutionJournal",
     "ExecutionSummary",
+    "Fault",
     "FlowDefinition",
     "FlowError",
     "GateRefusedError",
@@ -179,8 +185,12 @@ __all__ = [
     "StorageWriteError",
     "StoreBusyError",
     "StoreClosedError",
+    "StoreCorruptError",
+    "StoreFullError",
+    "StoreLostError",
     "StoreMissingError",
     "StoreReadError",
+    "StoreReadOnlyError",
     "SystemClock",
     "Table",
     "TimerStore",
@@ -192,6 +202,7 @@ __all__ = [
     "UnknownExecutionError",
     "UnknownFlowError",
     "UnsupportedTypeError",
+    "Verified",
     "Wake",
     "WorkflowContext",
     "WorkflowRuntime",
@@ -210,6 +221,7 @@ __all__ = [
     "snapshot_of",
     "state_of",
     "step",
+    "verify_store",
 ]
 
 

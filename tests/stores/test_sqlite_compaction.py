@@ -24,10 +24,10 @@ from loomfast._errors import (
 from loomfast._kernels import fold_events
 from loomfast.stores import SqliteEventStore
 from loomfast.stores import _sqlite_reader as reader
-from loomfast.stores import _sqlite_schema as schema
+from loomfast.stores._sqlite_migrations import MIGRATIONS
 
 from .logs import event, log
-from .programs import foreign, start_program
+from .programs import foreign, on_the_writer, start_program
 
 RECORDED = Path(__file__).parent / "data"
 
@@ -66,7 +66,7 @@ async def test_a_database_of_schema_version_1_is_brought_up_to_date_and_keeps_ev
         assert (await store.read("copy"))[1].metadata["computeTarget"] == "gpu"
         await store.append(event("x", 6, fence=1))
     connection = foreign(path)
-    assert connection.pragma("user_version") == len(schema.MIGRATIONS)
+    assert connection.pragma("user_version") == len(MIGRATIONS)
     assert connection.pragma("integrity_check") == "ok"
     connection.close()
 
@@ -240,10 +240,8 @@ async def test_a_damaged_row_stops_its_copy_half_way_and_nobody_elses(path: Path
 async def test_a_disk_that_fills_up_during_a_copy_leaves_nothing_of_it(path: Path) -> None:
     async with await SqliteEventStore.open(path) as store:
         await store.append_batch(log("x", 5_000))
-        from .test_sqlite import _on_the_writer
-
         pages = foreign(path).pragma("page_count")
-        await _on_the_writer(store, f"PRAGMA max_page_count={pages + 20}")
+        await on_the_writer(store, f"PRAGMA max_page_count={pages + 20}")
         results = await asyncio.gather(
             store.append(event("y", 0)),
             store.copy_prefix("x", "t", 4_999, branch_name="b"),
@@ -258,7 +256,7 @@ async def test_a_disk_that_fills_up_during_a_copy_leaves_nothing_of_it(path: Pat
         assert await store.last_sequence("t") is None
         assert await store.branches.refs("x") == []
         assert [p.position for p in await store.read_all(5_000)] == [5_001, 5_002]
-        await _on_the_writer(store, "PRAGMA max_page_count=1000000")
+        await on_the_writer(store, "PRAGMA max_page_count=1000000")
         await store.copy_prefix("x", "t", 4_999, branch_name="b")
 
 

@@ -221,6 +221,13 @@ class EventStore(ABC):
     def timers(self) -> TimerStore:
         """What is due, and the schedules."""
 
+    async def check_storage(self) -> list[str]:
+        """Return what the storage finds wrong with itself, a sentence each; nothing if it has no way to look.
+
+        May read all of it, so takes long. Raises `StoreReadError`. A decorator passes it on.
+        """
+        return []
+
     async def close(self) -> None:  # noqa: B027  # a store without resources has nothing to close
         """Release what the store holds. Idempotent; pending appends are finished first."""
 
