@@ -5,6 +5,7 @@ A flow is a plain async function. Everything it does becomes an event in an appe
 private.
 """
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from loomfast._core.definitions import FlowDefinition, StepDefinition, flow, step
@@ -104,12 +105,13 @@ from loomfast.stores import (
     TimerStore,
     Tip,
     Wake,
+    open_store,
 )
 from loomfast.verification import Fault, Verified, verify_store
 
 if TYPE_CHECKING:
     from loomfast._vectors import FOLD_VECTORS
-    from loomfast.stores import SqliteEventStore
+    from loomfast.stores import PostgresEventStore, SqliteEventStore
 
 __version__ = "0.1.0"
 
@@ -159,6 +161,7 @@ __all__ = [
     "MemoryEventStore",
     "NotAStoreError",
     "PositionedEvent",
+    "PostgresEventStore",
     "PrefixTruncatedError",
     "Projection",
     "ProjectionRuntime",
@@ -217,12 +220,17 @@ __all__ = [
     "fold_events",
     "format_digest",
     "implementation",
+    "open_store",
     "parse_digest",
     "snapshot_of",
     "state_of",
     "step",
     "verify_store",
 ]
+
+# The driver of PostgreSQL is an optional extra: `import *` gives what is installed.
+if find_spec("asyncpg") is None:
+    __all__.remove("PostgresEventStore")
 
 
 def __getattr__(name: str) -> Any:
@@ -231,8 +239,8 @@ def __getattr__(name: str) -> Any:
         from loomfast._vectors import FOLD_VECTORS
 
         return FOLD_VECTORS
-    if name == "SqliteEventStore":
-        from loomfast.stores import SqliteEventStore
+    if name in ("SqliteEventStore", "PostgresEventStore"):
+        from loomfast import stores
 
-        return SqliteEventStore
+        return getattr(stores, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from typing import Any
 
 import apsw
+
+from loomfast.stores import PostgresEventStore
 
 
 def start_program(source: str, *arguments: Path | str) -> subprocess.Popen[str]:
@@ -36,9 +40,29 @@ def foreign(path: Path) -> apsw.Connection:
     return connection
 
 
+def on_the_server(store: PostgresEventStore, sql: str, *arguments: Any) -> None:
+    """Run a statement behind a store's back, in its schema."""
+
+    async def run() -> None:
+        connection = await store._connections.connect()
+        await connection.execute(sql, *arguments)
+        await connection.close()
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread.start()
+    thread.join()
+
+
 def damage_kept(store: Any, snapshot: Any) -> None:
     """Put a bad snapshot where a good one is, behind the store's back."""
-    if hasattr(store, "_path"):
+    if isinstance(store, PostgresEventStore):
+        on_the_server(
+            store,
+            "UPDATE snapshots SET body = $1 WHERE sequence = $2",
+            snapshot.body,
+            snapshot.sequence,
+        )
+    elif hasattr(store, "_path"):
         connection = foreign(store._path)
         connection.execute(
             "UPDATE snapshots SET body = ? WHERE id & 4294967295 = ?", (snapshot.body, snapshot.sequence)

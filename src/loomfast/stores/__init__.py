@@ -1,7 +1,7 @@
-"""Event stores: where logs live. The door to the contract and to the stores that need nothing installed.
+"""Event stores: where logs live. The door to the contract and to the stores.
 
-`SqliteEventStore` is imported when it is first asked for, so that a program that keeps its logs elsewhere
-does not pay for SQLite.
+`SqliteEventStore` and `PostgresEventStore` are imported when they are first asked for, so that a program that
+keeps its logs elsewhere does not pay for their drivers; that of PostgreSQL need not even be installed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from loomfast.stores._spi_snapshots import SnapshotStore, SnapshotSummary
 from loomfast.stores._spi_timers import Schedule, TimerStore, Wake
 
 if TYPE_CHECKING:
+    from loomfast.stores._postgres import PostgresEventStore
     from loomfast.stores._sqlite import SqliteEventStore
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "LeaseStore",
     "MemoryEventStore",
     "PositionedEvent",
+    "PostgresEventStore",
     "Recovery",
     "RecoveryStore",
     "Schedule",
@@ -37,7 +39,23 @@ __all__ = [
     "TimerStore",
     "Tip",
     "Wake",
+    "open_store",
 ]
+
+
+async def open_store(url: str, *, create: bool = True) -> EventStore:
+    """Open the store that `url` names: `postgresql://…` (or `postgres://…`) is one on PostgreSQL, anything else
+    the path of a SQLite file.
+
+    The schema of a PostgreSQL store is `loomfast`. Raises as the `open` of the store.
+    """
+    if url.startswith(("postgresql://", "postgres://")):
+        from loomfast.stores._postgres import PostgresEventStore
+
+        return await PostgresEventStore.open(url, create=create)
+    from loomfast.stores._sqlite import SqliteEventStore
+
+    return await SqliteEventStore.open(url, create=create)
 
 
 def __getattr__(name: str) -> Any:
@@ -45,4 +63,8 @@ def __getattr__(name: str) -> Any:
         from loomfast.stores._sqlite import SqliteEventStore
 
         return SqliteEventStore
+    if name == "PostgresEventStore":
+        from loomfast.stores._postgres import PostgresEventStore
+
+        return PostgresEventStore
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

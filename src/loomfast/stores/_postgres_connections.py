@@ -1,0 +1,160 @@
+"""The connections of a PostgreSQL store: made, lost, and made again.
+
+What lives here: `Connections`, which errors mean what, and the names of stores in messages. What must not: SQL
+about logs.
+
+An error of the driver is one of three. *Lost*: there is no server at the other end any more, or not yet; what
+was under way may have happened or not. *Busy*: another transaction was in the way for too long; nothing
+happened. Anything else is the statement's own fault, and nothing happened.
+
+A call that meets a lost connection goes on trying for `reconnect_timeout_ms`, as long as trying again cannot do
+a thing twice; so a server that restarts is a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeAlias, TypeVar
+from urllib.parse import parse_qs, urlsplit
+
+import asyncpg
+
+from loomfast._errors import StorageError
+from loomfast.stores._postgres_schema import quoted
+
+T = TypeVar("T")
+
+Connection: TypeAlias = "asyncpg.Connection[Any]"
+AnyConnection: TypeAlias = "asyncpg.Connection[Any] | asyncpg.pool.PoolConnectionProxy[Any]"
+
+LOST: Final = (
+    OSError,  # TimeoutError among them: a server that does not answer
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,  # shut down, crashed, starting up
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.InternalClientError,
+    asyncpg.InterfaceError,
+)
+# Among those above, these are about the statement after all.
+_STATEMENT: Final = (asyncpg.QueryCanceledError, asyncpg.DataError)
+BUSY: Final = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+
+_FIRST_WAIT_S: Final = 0.02
+_LONGEST_WAIT_S: Final = 0.5
+# How long a transaction of several statements may wait for its client before the server ends it.
+_IDLE_IN_TRANSACTION_MS: Final = 30_000
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether the server was lost, so that what was under way may have happened or not."""
+    return isinstance(error, LOST) and not isinstance(error, _STATEMENT)
+
+
+def name_of(dsn: str, schema: str) -> str:
+    """What messages call a store: where it is, without the password."""
+    parts = urlsplit(dsn)
+    host = parts.netloc.rpartition("@")[2] or ",".join(parse_qs(parts.query).get("host", []))
+    return f"{parts.scheme}://{host}{parts.path} schema {schema!a}"
+
+
+def settings_of(schema: str, synchronous_commit: str, busy_timeout_ms: int) -> dict[str, str]:
+    """What every connection sets when it is made.
+
+    All our statements find rows by an index. The planner is kept to that, since it meets tables that nobody
+    has analysed yet, and plans are made once.
+    """
+    return {
+        "application_name": "loomfast",
+        "search_path": quoted(schema),
+        "synchronous_commit": synchronous_commit,
+        "lock_timeout": str(busy_timeout_ms),
+        "idle_in_transaction_session_timeout": str(_IDLE_IN_TRANSACTION_MS),
+        "default_transaction_isolation": "read committed",
+        "plan_cache_mode": "force_generic_plan",
+        "enable_seqscan": "off",
+        "enable_hashjoin": "off",
+        "enable_mergejoin": "off",
+        "jit": "off",
+    }
+
+
+class Patience:
+    """Waiting between attempts, longer each time, until `limit_s` is over."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._deadline = self._loop.time() + limit_s
+        self._wait_s = _FIRST_WAIT_S
+
+    async def wait(self) -> bool:
+        """Wait for a while; False, at once, when the limit is over."""
+        left_s = self._deadline - self._loop.time()
+        if left_s <= 0:
+            return False
+        await asyncio.sleep(min(self._wait_s, left_s))
+        self._wait_s = min(self._wait_s * 2, _LONGEST_WAIT_S)
+        return True
+
+
+class Connections:
+    """The pool for reads and rare writes, and `connect` for those who need a connection to themselves."""
+
+    def __init__(
+        self, dsn: str, settings: dict[str, str], *, pool_size: int, timeout_s: float, reconnect_s: float
+    ) -> None:
+        self.reconnect_s = reconnect_s
+        self.connect = functools.partial(
+            asyncpg.connect, dsn, timeout=timeout_s, command_timeout=timeout_s, server_settings=settings
+        )
+        self._pool = asyncpg.create_pool(
+            dsn,
+            min_size=0,
+            max_size=pool_size,
+            timeout=timeout_s,
+            command_timeout=timeout_s,
+            server_settings=settings,
+            reset=_nothing_to_reset,
+        )
+
+    async def open(self) -> None:
+        """Prepare the pool. It connects when it is first asked."""
+        await self._pool
+
+    async def use(self, query: Callable[[AnyConnection], Awaitable[T]], *, repeat: bool = True) -> T:
+        """Answer a query on a connection of the pool, trying again when the server is lost.
+
+        With `repeat` off, a query that has begun on a connection is not tried again. Raises what the driver
+        raises.
+        """
+        patience = Patience(self.reconnect_s)
+        while True:
+            begun = False
+            try:
+                async with self._pool.acquire() as connection:
+                    begun = not connection.is_closed()
+                    return await query(connection)
+            except LOST as error:
+                if not is_lost(error) or (begun and not repeat) or not await patience.wait():
+                    raise
+
+    async def close(self) -> None:
+        """Close the pool once its queries are done."""
+        await self._pool.close()
+
+    def terminate(self) -> None:
+        """Drop the pool's connections at once."""
+        self._pool.terminate()
+
+
+async def _nothing_to_reset(connection: object) -> None:
+    """No statement of ours leaves anything behind in its session."""
+
+
+def opening_error(place: str, cause: Exception) -> StorageError:
+    """The error of a store that cannot be opened."""
+    error = StorageError(None, f"{place}: cannot be opened: {type(cause).__name__}: {cause}")
+    error.__cause__ = cause
+    return error

@@ -1,0 +1,247 @@
+"""The one task that appends to a PostgreSQL store: group commit.
+
+What lives here: `Writer`: who shares a transaction, what becomes of a group whose server is lost, and who is
+told what. What must not: judging (`_postgres_ledger.py`), SQL of its own but for the little that asks what
+happened.
+
+Theory of operation. The task takes what has queued up, at most about `MAX_EVENTS` events, and makes it one
+statement, which is one transaction; meanwhile the next group queues up. A lone call waits for nothing but the
+end of the turn of the event loop it was made in. Nobody is answered before COMMIT has. A group that is too
+large for one statement is sent in several, in one transaction.
+
+A refused call has changed nothing, and its neighbours go on. When the transaction itself fails, its calls are
+tried one by one, so that only those that fail alone are told so. A lock that is held too long fails all.
+
+When the server is lost, nobody knows whether the group was committed. The task connects again, for as long as
+`reconnect_s`, and asks: every row keeps the tag of the append that wrote it, so an append that finds its own
+tag in its last row is answered, and the others are judged and sent again. A statement that still runs on the
+lost connection does no harm: it either commits before, and then the heads are not where the repeated group
+expects them, and the question is asked again; or after, and then it is the late one that writes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import count
+from typing import Any, Final, TypeAlias
+
+from loomfast._errors import LoomError, StorageWriteError, StoreBusyError, StoreClosedError
+from loomfast._kernels import Envelope
+from loomfast.stores._postgres_connections import BUSY, Connection, Connections, Patience, is_lost
+from loomfast.stores._postgres_ledger import APPEND, AcquireFence, Append, Group, Ledger
+from loomfast.stores._postgres_rows import key_of
+from loomfast.stores._threads import Call, deliver
+
+# Bounds of one group, so that no caller waits for the whole of an endless queue.
+MAX_CALLS: Final = 500
+MAX_EVENTS: Final = 1_000
+# How often a group may find its heads elsewhere before it is judged under the lock.
+_TRIES_WITHOUT_LOCK: Final = 3
+
+_WRITTEN: Final = (
+    "SELECT q.tag FROM unnest($1::bytea[], $2::bigint[], $3::bigint[]) AS q (key, sequence, tag)"
+    " JOIN executions x ON x.key = q.key JOIN events e ON e.execution = x.number AND e.sequence = q.sequence"
+    " WHERE e.call = q.tag"
+)
+
+Write: TypeAlias = "Append | AcquireFence"
+Outcomes: TypeAlias = list[tuple[Call, Any]]
+
+
+class Writer:
+    """Serves `Append` and `AcquireFence` in the order they were submitted. Belongs to the store's event loop."""
+
+    def __init__(self, connections: Connections, connection: Connection) -> None:
+        """Begin with a connection that is open; it is the writer's from now on."""
+        self._connections = connections
+        self._loop = asyncio.get_running_loop()
+        self._connection: Connection | None = connection
+        self._ledger = Ledger()
+        self._queue: deque[Write] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+        self._tags = count(secrets.randbits(62))
+
+    def append(self, envelopes: Sequence[Envelope]) -> Append:
+        """Make a call, from any thread's event loop; `submit` it on the store's."""
+        return Append(envelopes, self.tag())
+
+    def tag(self) -> int:
+        """A number that no other append has."""
+        return next(self._tags)
+
+    def submit(self, call: Write) -> None:
+        """Queue a call. After `close` it is answered with `StoreClosedError`."""
+        if self._closed:
+            self.answer([(call, StoreClosedError(call.subject()[0], "the store has been closed"))])
+            return
+        self._queue.append(call)
+        if self._task is None:
+            self._task = self._loop.create_task(self._serve())
+
+    async def close(self) -> None:
+        """Finish what is queued, then close the connection."""
+        self._closed = True
+        if self._task is not None:
+            await asyncio.wait((self._task,))
+        if self._connection is not None:
+            await self._connection.close()
+
+    def terminate(self) -> None:
+        """Drop the connection at once."""
+        if self._connection is not None:
+            self._connection.terminate()
+
+    async def _serve(self) -> None:
+        try:
+            while self._queue:
+                self.answer(await self._commit(self._take()))
+        finally:
+            self._task = None
+
+    def _take(self) -> list[Write]:
+        """What goes into the next group; a call is never cut."""
+        calls: list[Write] = []
+        events = 0
+        while self._queue and len(calls) < MAX_CALLS and events < MAX_EVENTS:
+            call = self._queue.popleft()
+            calls.append(call)
+            events += len(call.envelopes) if isinstance(call, Append) else 1
+        return calls
+
+    def answer(self, outcomes: Iterable[tuple[Call, Any]]) -> None:
+        """Answer calls, each on the event loop it was made on."""
+        elsewhere: Outcomes = []
+        for call, outcome in outcomes:
+            if call._loop is not self._loop:
+                elsewhere.append((call, outcome))
+            elif not call.future.done():  # done already: its caller was cancelled
+                call.future.set_result(outcome)
+        if elsewhere:
+            deliver(elsewhere)
+
+    async def _commit(self, calls: Sequence[Write]) -> Outcomes:
+        outcomes: Outcomes = []
+        patience = Patience(self._connections.reconnect_s)
+        while calls:
+            sent = False
+            try:
+                connection = await self._connected()
+                sent = True
+                outcomes += await self._settled(connection, calls)
+                return outcomes
+            except BUSY as error:
+                self._forget(calls)
+                return outcomes + [(call, _busy(call, error)) for call in calls]
+            except Exception as error:
+                self._forget(calls)
+                if is_lost(error):
+                    self.terminate()
+                    self._connection = None
+                    for call in calls:
+                        if isinstance(call, Append):
+                            call.doubtful = call.doubtful or sent
+                    if await patience.wait():
+                        continue
+                elif len(calls) > 1:
+                    for call in calls:
+                        outcomes += await self._commit([call])
+                    return outcomes
+                return outcomes + [(call, _failed(call, error)) for call in calls]
+        return outcomes
+
+    async def _connected(self) -> Connection:
+        if self._connection is None or self._connection.is_closed():
+            self._connection = await self._connections.connect()
+        return self._connection
+
+    async def _settled(self, connection: Connection, calls: Sequence[Write]) -> Outcomes:
+        """Write a group. Raises, having written nothing or nobody knows what, when the transaction fails."""
+        outcomes: Outcomes = []
+        tries = 0
+        while True:
+            written = await self._written(connection, calls)
+            if written:
+                outcomes += [(call, None) for call in calls if call in written]
+                calls = [call for call in calls if call not in written]
+            unknown = self._ledger.unknown(calls)
+            if unknown:
+                await self._ledger.look_up(connection, unknown)
+            if tries < _TRIES_WITHOUT_LOCK:
+                group = await self._send(connection, calls)
+            else:
+                async with connection.transaction():
+                    await connection.execute("SELECT lock_log()")
+                    await self._ledger.look_up(connection, _concerned(calls))
+                    group = await self._send(connection, calls)
+            if group is not None:
+                return outcomes + [*group.outcomes]
+            tries += 1
+
+    async def _send(self, connection: Connection, calls: Sequence[Write]) -> Group | None:
+        """Judge a group and write it; None, with nothing written, if it was judged by heads that were old."""
+        group = self._ledger.judge(calls)
+        if not group.large:
+            (arguments,) = group.statements()
+            rows = await connection.fetch(APPEND, *arguments)
+            top = self._top(calls, rows)
+        else:
+            async with connection.transaction():
+                top = None
+                for arguments in group.statements():
+                    rows = await connection.fetch(APPEND, *arguments)
+                    if top is None:
+                        top = self._top(calls, rows)
+                        if top is None:
+                            break
+                        group.number_rows(top)
+        if top is None:
+            return None
+        self._ledger.adopt(group, top)
+        return group
+
+    def _top(self, calls: Sequence[Write], rows: list[Any]) -> int | None:
+        """The number that new executions count on from; None if rows are heads that stand elsewhere: learn them."""
+        if len(rows) == 1 and rows[0][0] is None:
+            return int(rows[0][1])
+        self._ledger.learn(_concerned(calls), rows)
+        return None
+
+    async def _written(self, connection: Connection, calls: Sequence[Write]) -> set[Write]:
+        """Which of the doubtful calls have been committed after all."""
+        doubtful = {call.tag: call for call in calls if isinstance(call, Append) and call.doubtful}
+        if not doubtful:
+            return set()
+        last = [call.envelopes[-1] for call in doubtful.values()]
+        rows = await connection.fetch(
+            _WRITTEN,
+            [key_of(event.execution_id) for event in last],
+            [event.sequence for event in last],
+            list(doubtful),
+        )
+        return {doubtful[row[0]] for row in rows}
+
+    def _forget(self, calls: Sequence[Write]) -> None:
+        self._ledger.forget(_concerned(calls))
+
+
+def _concerned(calls: Sequence[Write]) -> Iterable[str]:
+    return dict.fromkeys(execution_id for call in calls for execution_id in call.concerns())
+
+
+def _busy(call: Write, cause: Exception) -> StoreBusyError:
+    error = StoreBusyError(*call.subject(), f"{cause}; nothing was written, it is safe to repeat")
+    error.__cause__ = cause
+    return error
+
+
+def _failed(call: Write, cause: Exception) -> LoomError:
+    reason = f"{type(cause).__name__}: {cause}"
+    if isinstance(call, Append) and call.doubtful:
+        reason = f"the server was lost before it answered, so this may have been written: {reason}"
+    error = StorageWriteError(*call.subject(), reason)
+    error.__cause__ = cause
+    return error
