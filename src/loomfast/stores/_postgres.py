@@ -22,7 +22,6 @@ from loomfast._errors import (
     InstallError,
     LoomError,
     StorageWriteError,
-    StoreBusyError,
     StoreClosedError,
     StoreMissingError,
     StoreReadError,
@@ -45,7 +44,6 @@ from loomfast.stores._forking import Copier, check_branch, check_cut
 from loomfast.stores._postgres_branches import PostgresBranchRegistry
 from loomfast.stores._postgres_compaction import CopyPrefix, truncate_prefix
 from loomfast.stores._postgres_connections import (
-    BUSY,
     AnyConnection,
     Connections,
     is_lost,
@@ -59,7 +57,7 @@ from loomfast.stores._postgres_recoveries import PostgresRecoveryStore
 from loomfast.stores._postgres_snapshots import PostgresSnapshotStore
 from loomfast.stores._postgres_timers import PostgresTimerStore
 from loomfast.stores._postgres_waking import Listener
-from loomfast.stores._postgres_writer import Write, Writer
+from loomfast.stores._postgres_writer import Task, Write, Writer, write_error
 from loomfast.stores._spi import EventStore, ExecutionSummary, PositionedEvent
 from loomfast.stores._threads import Call
 
@@ -213,7 +211,7 @@ class PostgresEventStore(EventStore):
     async def truncate_prefix(self, execution_id: str, before: int) -> int:
         check_cut(before)
         cut = partial(truncate_prefix, execution_id=execution_id, before=before)
-        return await self._write(execution_id, cut)
+        return await self._change(execution_id, cut)
 
     async def copy_prefix(
         self,
@@ -228,7 +226,7 @@ class PostgresEventStore(EventStore):
         if branch_name is not None:
             check_branch(branch_name, target_id, source_id, through)
         copy = CopyPrefix(source_id, target_id, through, copier, branch_name, self._writer.tag())
-        await self._write(target_id, copy)
+        await self._change(target_id, copy)
 
     def watch(self, execution_id: str, wake: Callable[[], None]) -> Callable[[], None]:
         """As the contract says, by LISTEN and NOTIFY. `wake` is called on the event loop that opened the store."""
@@ -274,7 +272,15 @@ class PostgresEventStore(EventStore):
     def __repr__(self) -> str:
         return f"<PostgresEventStore {self._name}>"
 
-    async def _submit(self, call: Write) -> Any:
+    async def _change(
+        self, execution_id: str, perform: Callable[[AnyConnection], Awaitable[T]], *, repeat: bool = False
+    ) -> T:
+        """Change what belongs to logs, in turn with the appends. `repeat`: doing it twice is as good as once."""
+        self._check_usable(execution_id)
+        answer: T = await self._submit(Task(execution_id, perform, repeat=repeat))
+        return answer
+
+    async def _submit(self, call: Write | Task) -> Any:
         """Queue a call of the writer; return its answer."""
         self._at_home(lambda: self._writer.submit(call))
         return await call.answer()
@@ -315,9 +321,8 @@ class PostgresEventStore(EventStore):
         *,
         repeat: bool = False,
     ) -> T:
-        """Do a rarer write on a connection of the pool, in a task that nobody's cancelling reaches.
-
-        `repeat`: doing it twice is as good as once.
+        """Do a write that has nothing to do with logs on a connection of the pool, in a task of its own, which
+        nobody's cancelling reaches. `repeat`: doing it twice is as good as once.
         """
         self._check_usable(execution_id)
         call = Call()
@@ -335,7 +340,7 @@ class PostgresEventStore(EventStore):
             try:
                 outcome = await work()
             except Exception as error:
-                outcome = _write_error(execution_id, error)
+                outcome = error if isinstance(error, LoomError) else _failed(execution_id, error)
             self._writer.answer([(call, outcome)])
 
         task = self._loop.create_task(answer())
@@ -371,15 +376,5 @@ def _abandon(connections: Connections, writer: Writer, listener: Listener) -> No
     connections.terminate()
 
 
-def _write_error(execution_id: str | None, cause: Exception) -> LoomError:
-    if isinstance(cause, LoomError):
-        return cause
-    reason = f"{type(cause).__name__}: {cause}"
-    if isinstance(cause, BUSY):
-        error: LoomError = StoreBusyError(execution_id, None, f"{reason}; nothing was written, repeat it")
-    else:
-        if is_lost(cause):
-            reason = f"the server was lost, so this may have been written: {reason}"
-        error = StorageWriteError(execution_id, None, reason)
-    error.__cause__ = cause
-    return error
+def _failed(execution_id: str | None, cause: Exception) -> StorageWriteError:
+    return write_error(execution_id, None, cause, doubtful=is_lost(cause))

@@ -68,7 +68,7 @@ class PostgresBranchRegistry(BranchRegistry):
                 await insert_branch(connection, name, execution[0], parent[0], cut)
                 return (await _branches(connection, _BY_EXECUTION, execution_id))[0]
 
-        branch: Branch = await self._store._write(execution_id, add, repeat=True)
+        branch: Branch = await self._store._change(execution_id, add, repeat=True)
         return branch
 
     async def get(self, origin_id: str, name: str) -> Branch | None:
@@ -102,7 +102,7 @@ class PostgresBranchRegistry(BranchRegistry):
                 await connection.execute(_PROMOTE, key_of(origin_id), key_of(name))
                 return (await _branches(connection, _BY_NAME, origin_id, name))[0]
 
-        branch: Branch = await self._store._write(origin_id, promote, repeat=True)
+        branch: Branch = await self._store._change(origin_id, promote, repeat=True)
         return branch
 
     async def _read(self, execution_id: str, sql: str, *texts: str) -> list[Branch]:

@@ -1,6 +1,6 @@
 """Cutting and copying logs in a PostgreSQL store.
 
-What lives here: `truncate_prefix` and `copy_prefix`, each one transaction on a connection of the pool. What
+What lives here: `truncate_prefix` and `copy_prefix`, each one transaction. What
 must not: anything that is not about whole prefixes.
 
 Invariant: `executions.cut` is raised in the transaction that deletes the events below it, so a reader that

@@ -68,7 +68,7 @@ class PostgresSnapshotStore(SnapshotStore):
                     raise UnknownExecutionError(execution_id)
                 raise BeyondLogError(execution_id, sequence, last)
 
-        await self._store._write(execution_id, save, repeat=True)
+        await self._store._change(execution_id, save, repeat=True)
 
     async def latest(self, execution_id: str, at_most: int | None = None) -> Snapshot | None:
         bound = LAST if at_most is None else max(min(at_most, LAST), -1)
@@ -101,7 +101,7 @@ class PostgresSnapshotStore(SnapshotStore):
                     raise SnapshotNeededError(execution_id, cut - 1)
                 return len(rows)
 
-        removed: int = await self._store._write(execution_id, delete)
+        removed: int = await self._store._change(execution_id, delete)
         return removed
 
     async def verify(self, execution_id: str | None = None) -> Faults:

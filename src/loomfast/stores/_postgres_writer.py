@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import count
 from typing import Any, Final, TypeAlias
 
@@ -47,12 +47,35 @@ _WRITTEN: Final = (
     " WHERE e.call = q.tag"
 )
 
+
+
+class Task(Call):
+    """A write of another kind, done on the writer's connection in its turn; answered with what `perform` returns.
+
+    `repeat`: doing it twice is as good as once.
+    """
+
+    __slots__ = ("execution_id", "perform", "repeat")
+
+    def __init__(
+        self, execution_id: str, perform: Callable[[Connection], Awaitable[Any]], *, repeat: bool
+    ) -> None:
+        super().__init__()
+        self.execution_id = execution_id
+        self.perform = perform
+        self.repeat = repeat
+
+    def subject(self) -> tuple[str, int | None]:
+        """The execution and sequence to name in an error."""
+        return self.execution_id, None
+
+
 Write: TypeAlias = "Append | AcquireFence"
 Outcomes: TypeAlias = list[tuple[Call, Any]]
 
 
 class Writer:
-    """Serves `Append` and `AcquireFence` in the order they were submitted. Belongs to the store's event loop."""
+    """Serves `Append`, `AcquireFence` and `Task` in the order they were submitted. Belongs to the store's event loop."""
 
     def __init__(self, connections: Connections, connection: Connection) -> None:
         """Begin with a connection that is open; it is the writer's from now on."""
@@ -60,7 +83,7 @@ class Writer:
         self._loop = asyncio.get_running_loop()
         self._connection: Connection | None = connection
         self._ledger = Ledger()
-        self._queue: deque[Write] = deque()
+        self._queue: deque[Write | Task] = deque()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
         self._tags = count(secrets.randbits(62))
@@ -73,7 +96,7 @@ class Writer:
         """A number that no other append has."""
         return next(self._tags)
 
-    def submit(self, call: Write) -> None:
+    def submit(self, call: Write | Task) -> None:
         """Queue a call. After `close` it is answered with `StoreClosedError`."""
         if self._closed:
             self.answer([(call, StoreClosedError(call.subject()[0], "the store has been closed"))])
@@ -98,7 +121,12 @@ class Writer:
     async def _serve(self) -> None:
         try:
             while self._queue:
-                self.answer(await self._commit(self._take()))
+                if isinstance(self._queue[0], Task):
+                    task = self._queue.popleft()
+                    self.answer([(task, await self._perform(task))])
+                    del task  # or a long group would keep it alive
+                else:
+                    self.answer(await self._commit(self._take()))
         finally:
             self._task = None
 
@@ -107,7 +135,10 @@ class Writer:
         calls: list[Write] = []
         events = 0
         while self._queue and len(calls) < MAX_CALLS and events < MAX_EVENTS:
-            call = self._queue.popleft()
+            call = self._queue[0]
+            if isinstance(call, Task):
+                break
+            self._queue.popleft()
             calls.append(call)
             events += len(call.envelopes) if isinstance(call, Append) else 1
         return calls
@@ -133,25 +164,44 @@ class Writer:
                 sent = True
                 outcomes += await self._settled(connection, calls)
                 return outcomes
-            except BUSY as error:
-                self._forget(calls)
-                return outcomes + [(call, _busy(call, error)) for call in calls]
             except Exception as error:
                 self._forget(calls)
                 if is_lost(error):
-                    self.terminate()
-                    self._connection = None
+                    self._drop()
                     for call in calls:
                         if isinstance(call, Append):
                             call.doubtful = call.doubtful or sent
                     if await patience.wait():
                         continue
-                elif len(calls) > 1:
+                elif len(calls) > 1 and not isinstance(error, BUSY):
                     for call in calls:
                         outcomes += await self._commit([call])
                     return outcomes
                 return outcomes + [(call, _failed(call, error)) for call in calls]
         return outcomes
+
+    async def _perform(self, task: Task) -> Any:
+        """Do a task; return what it returns, or its error."""
+        patience = Patience(self._connections.reconnect_s)
+        while True:
+            begun = False
+            try:
+                connection = await self._connected()
+                begun = True
+                return await task.perform(connection)
+            except LoomError as error:
+                return error
+            except Exception as error:
+                if is_lost(error):
+                    self._drop()
+                    if (task.repeat or not begun) and await patience.wait():
+                        continue
+                return write_error(task.execution_id, None, error, doubtful=begun and is_lost(error))
+
+    def _drop(self) -> None:
+        """Give up a connection whose server is lost."""
+        self.terminate()
+        self._connection = None
 
     async def _connected(self) -> Connection:
         if self._connection is None or self._connection.is_closed():
@@ -232,16 +282,23 @@ def _concerned(calls: Sequence[Write]) -> Iterable[str]:
     return dict.fromkeys(execution_id for call in calls for execution_id in call.concerns())
 
 
-def _busy(call: Write, cause: Exception) -> StoreBusyError:
-    error = StoreBusyError(*call.subject(), f"{cause}; nothing was written, it is safe to repeat")
-    error.__cause__ = cause
-    return error
+def _failed(call: Write, cause: Exception) -> StorageWriteError:
+    doubtful = isinstance(call, Append) and call.doubtful
+    return write_error(*call.subject(), cause, doubtful=doubtful)
 
 
-def _failed(call: Write, cause: Exception) -> LoomError:
+def write_error(
+    execution_id: str | None, sequence: int | None, cause: Exception, *, doubtful: bool
+) -> StorageWriteError:
+    """The error of a write, for what the driver has raised. `doubtful`: it may have happened all the same."""
     reason = f"{type(cause).__name__}: {cause}"
-    if isinstance(call, Append) and call.doubtful:
-        reason = f"the server was lost before it answered, so this may have been written: {reason}"
-    error = StorageWriteError(*call.subject(), reason)
+    error: StorageWriteError
+    if isinstance(cause, BUSY):
+        reason = f"{reason}; nothing was written, it is safe to repeat"
+        error = StoreBusyError(execution_id, sequence, reason)
+    else:
+        if doubtful:
+            reason = f"the server was lost before it answered, so this may have been written: {reason}"
+        error = StorageWriteError(execution_id, sequence, reason)
     error.__cause__ = cause
     return error
