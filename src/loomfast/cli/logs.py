@@ -27,7 +27,7 @@ def export_log(db: str, execution_id: str) -> None:
 
 
 async def _export(db: str, execution_id: str, out: Whole) -> None:
-    async with await loomfast.SqliteEventStore.open(db, create=False) as store:
+    async with await loomfast.open_store(db, create=False) as store:
         last = await store.last_sequence(execution_id)
         if last is None:
             raise loomfast.UnknownExecutionError(execution_id)
@@ -58,7 +58,7 @@ def import_log(db: str, file: str) -> None:
 
 
 async def _import(db: str, logs: dict[str, list[Entry]]) -> None:
-    async with await loomfast.SqliteEventStore.open(db) as store:
+    async with await loomfast.open_store(db) as store:
         for execution_id, entries in logs.items():
             _check(await store.fold(execution_id), entries)
         for execution_id, entries in logs.items():

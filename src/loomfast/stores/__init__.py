@@ -44,8 +44,7 @@ __all__ = [
 
 
 async def open_store(url: str, *, create: bool = True) -> EventStore:
-    """Open the store that `url` names: `postgresql://…` (or `postgres://…`) is one on PostgreSQL, anything else
-    the path of a SQLite file.
+    """Open the store that `url` names: PostgreSQL for `postgresql://…`, else the SQLite file of that path.
 
     The schema of a PostgreSQL store is `loomfast`. Raises as the `open` of the store.
     """

@@ -104,13 +104,13 @@ class PostgresEventStore(EventStore):
         reconnect_timeout_ms: int = 10_000,
         timeout_ms: int = 60_000,
     ) -> Self:
-        """Open the store in `schema` of the database at `dsn`, making the schema if it is not there and `create`.
+        """Open the store in `schema` of the database at `dsn`; make it if it is not there and `create`.
 
         `dsn` is a `postgresql://` URL. An older version's schema is brought up to date; any number of
-        processes may do so at once. `pool_size` connections serve reads and rare writes; one more appends, and
-        one listens once somebody waits for an execution driven elsewhere. `busy_timeout_ms`: how long a write
-        waits for another's lock. `timeout_ms`: how long a statement may go unanswered before the server counts
-        as lost.
+        processes may do so at once. `pool_size` connections serve reads and rare writes; one more appends,
+        and one listens once somebody waits for an execution driven elsewhere. `busy_timeout_ms`: how long a
+        write waits for another's lock. `timeout_ms`: how long a statement may go unanswered before the server
+        counts as lost.
 
         Raises `BadInputError` for the arguments, `StoreMissingError` where there is no such database, or no
         schema and `create` is off, `NotAStoreError` for a schema that is not loomfast's (it is not changed),
@@ -118,7 +118,9 @@ class PostgresEventStore(EventStore):
         """
         schemas.check_name(schema)
         if synchronous_commit not in _LEVELS:
-            raise BadInputError(f"synchronous_commit={synchronous_commit!r}: choose one of {', '.join(_LEVELS)}")
+            raise BadInputError(
+                f"synchronous_commit={synchronous_commit!r}: choose one of {', '.join(_LEVELS)}"
+            )
         for option, value, least in (
             ("pool_size", pool_size, 1),
             ("busy_timeout_ms", busy_timeout_ms, 1),
@@ -185,7 +187,7 @@ class PostgresEventStore(EventStore):
         )
 
     async def fold(self, execution_id: str, state: State | None = None) -> State | None:
-        """Fold page by page, so that a log of any length takes little memory, and aside from the event loop."""
+        """Fold page by page, so that a log of any length takes little memory, and on a thread."""
         return await self._look(execution_id, partial(reader.fold, execution_id=execution_id, state=state))
 
     async def last_sequence(self, execution_id: str) -> int | None:
@@ -229,7 +231,7 @@ class PostgresEventStore(EventStore):
         await self._change(target_id, copy)
 
     def watch(self, execution_id: str, wake: Callable[[], None]) -> Callable[[], None]:
-        """As the contract says, by LISTEN and NOTIFY. `wake` is called on the event loop that opened the store."""
+        """As the contract says, by LISTEN and NOTIFY. `wake` is called on the store's home loop."""
         self._check_usable(execution_id)
         self._loop.call_soon_threadsafe(self._listener.watch, execution_id, wake)
         return partial(self._unwatch, execution_id, wake)
@@ -275,7 +277,7 @@ class PostgresEventStore(EventStore):
     async def _change(
         self, execution_id: str, perform: Callable[[AnyConnection], Awaitable[T]], *, repeat: bool = False
     ) -> T:
-        """Change what belongs to logs, in turn with the appends. `repeat`: doing it twice is as good as once."""
+        """Change what belongs to logs, in turn with the appends. `repeat`: twice is as good as once."""
         self._check_usable(execution_id)
         answer: T = await self._submit(Task(execution_id, perform, repeat=repeat))
         return answer
@@ -290,7 +292,7 @@ class PostgresEventStore(EventStore):
         return await self._look(execution_id, lambda use: use(query))
 
     async def _look(self, execution_id: str | None, question: Callable[[reader.Use], Awaitable[T]]) -> T:
-        """Answer a question that takes any number of queries. Raises `StoreReadError` for what the driver raises."""
+        """Answer a question of any number of queries. Raises `StoreReadError` for what the driver raises."""
         self._check_usable(execution_id)
         if asyncio.get_running_loop() is self._loop:
             return await self._looked(execution_id, question)
@@ -321,8 +323,9 @@ class PostgresEventStore(EventStore):
         *,
         repeat: bool = False,
     ) -> T:
-        """Do a write that has nothing to do with logs on a connection of the pool, in a task of its own, which
-        nobody's cancelling reaches. `repeat`: doing it twice is as good as once.
+        """Do a write that is not about logs on a connection of the pool, out of reach of cancelling.
+
+        `repeat`: twice is as good as once.
         """
         self._check_usable(execution_id)
         call = Call()

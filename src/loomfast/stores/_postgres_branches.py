@@ -1,8 +1,8 @@
 """The branches of a PostgreSQL store.
 
-What lives here: `PostgresBranchRegistry`, and what writes and reads branches. What must not: events. Rows name
-executions by their numbers, which never change once an execution has events. Whoever changes branches holds the
-log's lock, so that two cannot take one name, and that they are numbered as they were added.
+What lives here: `PostgresBranchRegistry`, and what writes and reads branches. What must not: events. Rows
+name executions by their numbers, which never change once an execution has events. Whoever changes branches
+holds the log's lock, so that two cannot take one name, and that they are numbered as they were added.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _BY_EXECUTION: Final = _BRANCH + "x.key = $1"
 _REFS: Final = _BRANCH + "o.key = $1 ORDER BY b.number"
 _CHILDREN: Final = _BRANCH + "p.key = $1 ORDER BY b.number"
 _TIPS: Final = (
-    "SELECT coalesce(b.long_name, b.key), coalesce(x.long_id, x.key), x.last_sequence, x.status FROM branches b"
+    "SELECT coalesce(b.long_name, b.key), coalesce(x.long_id, x.key), x.last_sequence, x.status"
+    " FROM branches b"
     " JOIN executions o ON o.number = b.origin JOIN executions x ON x.number = b.execution"
     " WHERE o.key = $1 ORDER BY b.number"
 )
@@ -129,9 +130,7 @@ async def judge_branch(
     return None
 
 
-async def insert_branch(
-    connection: AnyConnection, name: str, execution: int, parent: int, cut: int
-) -> None:
+async def insert_branch(connection: AnyConnection, name: str, execution: int, parent: int, cut: int) -> None:
     """Write a branch that `judge_branch` had nothing against. Executions are given by their numbers."""
     origin = await connection.fetchval("SELECT origin FROM branches WHERE execution = $1", parent)
     if origin is None:

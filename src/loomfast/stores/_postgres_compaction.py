@@ -101,9 +101,7 @@ class CopyPrefix:
 
     async def _judge_branch(self, connection: AnyConnection) -> None:
         if self._branch_name is not None:
-            await judge_branch(
-                connection, self._branch_name, self._target_id, self._source_id, self._through
-            )
+            await judge_branch(connection, self._branch_name, self._target_id, self._source_id, self._through)
 
     def _copies(self, rows: list[Any], first: int) -> list[Envelope]:
         """Copies of one chunk. Raises `StoreReadError` for a row that is not as it was written."""

@@ -1,14 +1,14 @@
 """The connections of a PostgreSQL store: made, lost, and made again.
 
-What lives here: `Connections`, which errors mean what, and the names of stores in messages. What must not: SQL
-about logs.
+What lives here: `Connections`, which errors mean what, and the names of stores in messages. What must not:
+SQL about logs.
 
 An error of the driver is one of three. *Lost*: there is no server at the other end any more, or not yet; what
 was under way may have happened or not. *Busy*: another transaction was in the way for too long; nothing
 happened. Anything else is the statement's own fault, and nothing happened.
 
-A call that meets a lost connection goes on trying for `reconnect_timeout_ms`, as long as trying again cannot do
-a thing twice; so a server that restarts is a pause.
+A call that meets a lost connection goes on trying for `reconnect_timeout_ms`, as long as trying again cannot
+do a thing twice; so a server that restarts is a pause.
 """
 
 from __future__ import annotations
@@ -106,6 +106,7 @@ class Connections:
         self, dsn: str, settings: dict[str, str], *, pool_size: int, timeout_s: float, reconnect_s: float
     ) -> None:
         self.reconnect_s = reconnect_s
+        self._closed = False
         self.connect = functools.partial(
             asyncpg.connect, dsn, timeout=timeout_s, command_timeout=timeout_s, server_settings=settings
         )
@@ -137,15 +138,19 @@ class Connections:
                     begun = not connection.is_closed()
                     return await query(connection)
             except LOST as error:
-                if not is_lost(error) or (begun and not repeat) or not await patience.wait():
+                if self._closed or not is_lost(error) or (begun and not repeat):
+                    raise
+                if not await patience.wait():
                     raise
 
     async def close(self) -> None:
         """Close the pool once its queries are done."""
+        self._closed = True
         await self._pool.close()
 
     def terminate(self) -> None:
         """Drop the pool's connections at once."""
+        self._closed = True
         self._pool.terminate()
 
 

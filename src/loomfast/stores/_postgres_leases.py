@@ -1,7 +1,8 @@
 """The leases of a PostgreSQL store.
 
-What lives here: `PostgresLeaseStore`. What must not: logs. The clock is the server's at the moment a statement
-looks at it, and tokens come from a sequence, so all processes are judged by one clock and one count.
+What lives here: `PostgresLeaseStore`. What must not: logs. The clock is the server's at the moment a
+statement looks at it, and tokens come from a sequence, so all processes are judged by one clock and one
+count.
 """
 
 from __future__ import annotations
@@ -64,6 +65,6 @@ def _ms(ttl_s: float) -> int:
 
 
 def _in_order(leases: Sequence[Lease]) -> tuple[list[bytes], list[int]]:
-    """Keys and tokens, in one order for all, so that two that lock the same rows do not lock each other out."""
+    """Keys and tokens, in one order for all: so two that lock the same rows do not lock each other out."""
     pairs = sorted((key_of(lease.key), lease.token) for lease in leases)
     return [key for key, _ in pairs], [token for _, token in pairs]

@@ -5,9 +5,9 @@ function `append` takes. What must not: connections, waiting.
 
 Theory of operation. A process mostly drives its own executions, so it knows where they stand: it judges a
 group by the heads it remembers (`_admission.admit`), and sends with the group what it has taken for granted.
-The server compares under its lock (`_postgres_schema.py`). A head that is elsewhere comes back, is learned, and
-the group is judged again. Refusals are judged the same way and count only once the server has confirmed every
-head they rest on. So the rule of admission exists once, in Python, and a group costs one round trip.
+The server compares under its lock (`_postgres_schema.py`). A head that is elsewhere comes back, is learned,
+and the group is judged again. Refusals are judged the same way and count only once the server has confirmed
+every head they rest on. So the rule of admission exists once, in Python, and a group costs one round trip.
 
 An execution that is not remembered and whose first event is sequence 0 is taken to be new. Anything else that
 is not remembered is looked up first.
@@ -95,7 +95,8 @@ class Group:
         self.rows: list[tuple[Any, ...]] = []
         self.sizes: list[int] = []
         self.told: list[str] = []
-        self.after: dict[str, Head] = {}  # the heads as they will stand; those of new executions numbered below 0
+        # The heads as they will stand; those of new executions are numbered below 0.
+        self.after: dict[str, Head] = {}
 
     def statements(self) -> Iterable[list[Any]]:
         """The arguments of `append`, statement by statement. Numbers below 0 stand for new executions."""
@@ -163,7 +164,7 @@ class Ledger:
             self._heads.pop(execution_id, None)
 
     def judge(self, calls: Sequence[Append | AcquireFence]) -> Group:
-        """Judge calls one by one, each as those before it leave the heads. Changes nothing that is remembered."""
+        """Judge calls one by one, each as those before it leave the heads. Nothing remembered is changed."""
         group = Group()
         concerned: dict[str, None] = {}
         births = 0
@@ -188,9 +189,9 @@ class Ledger:
                 group.outcomes.append((call, error.with_traceback(None)))
                 continue
             except struct.error as cause:
-                error = StorageWriteError(*call.subject(), f"holds a number that no 64 bits hold: {cause}")
-                error.__cause__ = cause.with_traceback(None)
-                group.outcomes.append((call, error))
+                unfit = StorageWriteError(*call.subject(), f"holds a number that no 64 bits hold: {cause}")
+                unfit.__cause__ = cause.with_traceback(None)
+                group.outcomes.append((call, unfit))
                 continue
             for head in heads.values():
                 if head.number == 0 and head.last_sequence != NO_EVENT:
@@ -221,7 +222,7 @@ class Ledger:
         group.told = payloads_of(told)
 
     def adopt(self, group: Group, top: int) -> None:
-        """Remember how a group that was written has left its executions; new ones are numbered from `top` on."""
+        """Remember how a written group has left its executions; new ones are numbered from `top` on."""
         for execution_id, head in group.after.items():
             if head.number < 0:
                 head.number = top - head.number

@@ -2,10 +2,10 @@
 
 What lives here: one function per question, each given a connection or a way to one. What must not: writes.
 
-A long log is read page by page, each page one statement that also says where the execution stands, so that one
-snapshot holds both: a page that is short of what its head promises is damage, and a cut shows as a cut. Between
-pages a log only grows, or loses its front. A page is bounded in events and, by what the pages before it
-weighed, in bytes. What a page costs to check and to fold is spent on a thread, unless it is small.
+A long log is read page by page, each page one statement that also says where the execution stands, so that
+one snapshot holds both: a page that is short of what its head promises is damage, and a cut shows as a cut.
+Between pages a log only grows, or loses its front. A page is bounded in events and, by what the pages before
+it weighed, in bytes. What a page costs to check and to fold is spent on a thread, unless it is small.
 
 `fold` asks for what the fold needs and no more: a stamped emit is its sequence, kind and stamp.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
 from loomfast import _events as ev
@@ -91,6 +92,11 @@ async def aside(work: Callable[[], T], rows: int) -> T:
     return work() if rows <= _AT_HAND else await asyncio.to_thread(work)
 
 
+async def _fetch(connection: AnyConnection, sql: str, arguments: tuple[object, ...]) -> list[Any]:
+    rows: list[Any] = await connection.fetch(sql, *arguments)
+    return rows
+
+
 def _check_cut(execution_id: str, first: int, last: int | None, cut: int) -> None:
     """Refuse a range that holds a sequence which was truncated: one of 1 to `cut` - 1."""
     wanted = max(first, 1)
@@ -129,9 +135,13 @@ async def read_range(use: Use, execution_id: str, first: int, last: int | None) 
     ended = False
     while not ended:
         rows, ended = await _page(use, _RANGE, execution_id, first, last, pages)
-        events += await aside(lambda rows=rows: [to_event(execution_id, place, row) for row in rows], len(rows))  # type: ignore[misc]  # mypy infers no type for a bound default
+        events += await aside(partial(_events, execution_id, place, rows), len(rows))
         first = max(first, 0) + len(rows)
     return events
+
+
+def _events(execution_id: str, place: int, rows: Sequence[Any]) -> list[Envelope]:
+    return [to_event(execution_id, place, row) for row in rows]
 
 
 async def fold(use: Use, execution_id: str, state: State | None) -> State | None:
@@ -142,7 +152,7 @@ async def fold(use: Use, execution_id: str, state: State | None) -> State | None
         first = 0 if state is None else state.sequence + 1
         rows, ended = await _page(use, _FOLD, execution_id, first, None, pages)
         if rows:
-            state = await aside(lambda state=state, rows=rows: _fold(state, execution_id, place, rows), len(rows))  # type: ignore[misc]  # mypy infers no type for a bound default
+            state = await aside(partial(_fold, state, execution_id, place, rows), len(rows))
     return state
 
 
@@ -181,8 +191,8 @@ async def read_all(use: Use, after: int, limit: int) -> list[PositionedEvent]:
     pages = Pages(limit)
     after = min(after, LAST)
     while True:
-        rows = await use(lambda connection, after=after: connection.fetch(_ALL, after, pages.size))
-        some, fault = await aside(lambda rows=rows: _positioned(rows), len(rows))  # type: ignore[misc]  # mypy infers no type for a bound default
+        rows = await use(partial(_fetch, sql=_ALL, arguments=(after, pages.size)))
+        some, fault = await aside(partial(_positioned, rows), len(rows))
         page += some
         if fault is not None:
             if not page:

@@ -29,7 +29,8 @@ _DELETE: Final = (
     "DELETE FROM recoveries r USING executions x WHERE x.key = $1 AND r.execution = x.number RETURNING true"
 )
 _LIST: Final = (
-    f"SELECT {_COLUMNS} {_FROM} WHERE r.set_aside IS NOT NULL AND r.execution > $1 ORDER BY r.execution LIMIT $2"
+    f"SELECT {_COLUMNS} {_FROM} WHERE r.set_aside IS NOT NULL AND r.execution > $1"
+    " ORDER BY r.execution LIMIT $2"
 )
 
 
@@ -48,7 +49,13 @@ class PostgresRecoveryStore(RecoveryStore):
 
     async def put(self, recovery: Recovery) -> None:
         set_aside = None if recovery.set_aside is None else store_text(recovery.set_aside)
-        arguments = key_of(recovery.execution_id), recovery.crashes, recovery.progress, recovery.orderly, set_aside
+        arguments = (
+            key_of(recovery.execution_id),
+            recovery.crashes,
+            recovery.progress,
+            recovery.orderly,
+            set_aside,
+        )
         kept: Any = await self._store._write(
             recovery.execution_id, lambda connection: connection.fetchval(_PUT, *arguments), repeat=True
         )
@@ -80,5 +87,9 @@ class PostgresRecoveryStore(RecoveryStore):
 def _recovery(row: Any) -> Recovery:
     execution_id, crashes, progress, orderly, set_aside = row
     return Recovery(
-        load_text(execution_id), crashes, progress, orderly, None if set_aside is None else load_text(set_aside)
+        load_text(execution_id),
+        crashes,
+        progress,
+        orderly,
+        None if set_aside is None else load_text(set_aside),
     )

@@ -7,8 +7,9 @@ PostgreSQL's text holds neither NUL nor lone surrogates. Every text of a caller'
 surrogate-passing UTF-8 of it: reversible, and in the order of code points. A stamp is an unsigned 64-bit
 number and `bigint` is signed: it is stored as the signed number of the same bits.
 
-An index entry must fit a third of a page. So what is looked up by a text is looked up by its *key*: the text's
-bytes, or for a long one 0xFF (which is in no UTF-8) and their SHA-256, with the text in a column beside it.
+An index entry must fit a third of a page. So what is looked up by a text is looked up by its *key*: the
+text's bytes, or for a long one 0xFF (which is in no UTF-8) and their SHA-256, with the text in a column
+beside it.
 
 Two CRC-32 make one `checksum`. The low half covers what a fold reads of the row, so that a fold need not
 fetch the bodies of stamped emits to be sure of what it does fetch; the high half goes on from there over the
@@ -58,7 +59,7 @@ def key_of(text: str) -> bytes:
 
 
 def key_and_long(text: str) -> tuple[bytes, bytes | None]:
-    """The key of a text, and the text's bytes where the key is not them: `coalesce(long, key)` is the text."""
+    """The key of a text, and its bytes where the key is not them: `coalesce(long, key)` is the text."""
     stored = text.encode("utf-8", "surrogatepass")
     return _key(stored), stored if len(stored) > _LONGEST_KEY else None
 

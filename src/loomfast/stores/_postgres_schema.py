@@ -1,27 +1,29 @@
 """The tables of the PostgreSQL store, their versions, and how they are made and recognised.
 
-What lives here: the migrations, the one function that appends, and telling our schemas from others'. What must
-not: connections' life (`_postgres_connections.py`), the rows' meaning.
+What lives here: the migrations, the one function that appends, and telling our schemas from others'. What
+must not: connections' life (`_postgres_connections.py`), the rows' meaning.
 
 The order of all events
 -----------------------
 Positions are given out under one lock (`lock_log`, an advisory lock of the schema) that is held until COMMIT:
-whoever has it counts on from the highest position. PostgreSQL lets go of the locks of a transaction only after
-its rows are visible. So positions become visible in order and without holes, over all processes: a reader
-never passes over one that commits late, because none does, and a transaction that is rolled back leaves its
-positions to the next one. The price is one commit at a time for a schema; that is why each process commits
-what has queued up together (`_postgres_writer.py`). The lock is taken by the statement that writes, so it is
-held for as long as the server works on that, and no client's silence prolongs it; what needs several
-statements (a batch of thousands, a copy) is bounded by `idle_in_transaction_session_timeout`. A transaction of
-anybody else's, however old, delays nobody. Ordering by `xid8` and the oldest running transaction was the other
-way: it lets commits run side by side, but one forgotten transaction anywhere in the cluster stops every reader.
+whoever has it counts on from the highest position. PostgreSQL lets go of the locks of a transaction only
+after its rows are visible. So positions become visible in order and without holes, over all processes: a
+reader never passes over one that commits late, because none does, and a transaction that is rolled back
+leaves its positions to the next one. The price is one commit at a time for a schema; that is why each process
+commits what has queued up together (`_postgres_writer.py`). The lock is taken by the statement that writes,
+so it is held for as long as the server works on that, and no client's silence prolongs it; what needs several
+statements (a batch of thousands, a copy) is bounded by `idle_in_transaction_session_timeout`. A transaction
+of anybody else's, however old, delays nobody. Ordering by `xid8` and the oldest running transaction was the
+other way: it lets commits run side by side, but one forgotten transaction anywhere in the cluster stops every
+reader.
 
 `append` judges nothing itself. It is told where the executions of a group stand for all that the caller knows
 (`_admission.admit` has judged by that), and compares under the lock. If all are as expected it writes the
 group; if not, it writes nothing and returns those that stand elsewhere, and the caller judges again.
 
-Migrations run in order, in the one transaction that also raises the version, under a lock of the schema's name;
-whoever loses the race finds the version raised and does nothing. A migration, once released, is never edited.
+Migrations run in order, in the one transaction that also raises the version, under a lock of the schema's
+name; whoever loses the race finds the version raised and does nothing. A migration, once released, is never
+edited.
 """
 
 from __future__ import annotations
@@ -97,15 +99,16 @@ _APPEND: Final = f"""
                                      in_doubt, wake_at)
             SELECT h.key, h.long_id, CASE WHEN h.number < 0 THEN top - h.number ELSE h.number END, h.flow_id,
                    h.status, h.last_sequence, h.fence, h.pending, h.in_doubt, h.wake_at
-            FROM unnest(keys, long_ids, numbers, flow_ids, statuses, lasts, fences, pendings, in_doubts, wakes)
-                AS h (key, long_id, number, flow_id, status, last_sequence, fence, pending, in_doubt, wake_at)
+            FROM unnest(keys, long_ids, numbers, flow_ids, statuses, lasts, fences, pendings, in_doubts,
+                        wakes) AS h
+                (key, long_id, number, flow_id, status, last_sequence, fence, pending, in_doubt, wake_at)
             ON CONFLICT (key) DO UPDATE SET
                 number = excluded.number, flow_id = excluded.flow_id, status = excluded.status,
                 last_sequence = excluded.last_sequence, fence = excluded.fence, pending = excluded.pending,
                 in_doubt = excluded.in_doubt, wake_at = excluded.wake_at;
         SELECT coalesce(max(e.position), 0) INTO newest FROM events e;
-        INSERT INTO events (execution, call, sequence, kind, stamp, subject, fence, timestamp, checksum, extra,
-                            body, position)
+        INSERT INTO events (execution, call, sequence, kind, stamp, subject, fence, timestamp, checksum,
+                            extra, body, position)
             SELECT CASE WHEN v.execution < 0 THEN top - v.execution ELSE v.execution END, v.call, v.sequence,
                    v.kind, v.stamp, v.subject, v.fence, v.timestamp, v.checksum, v.extra, v.body,
                    newest + v.place
@@ -260,7 +263,9 @@ async def prepare(connection: asyncpg.Connection[Any], place: str, schema: str, 
             exists = await connection.fetchval("SELECT true FROM pg_namespace WHERE nspname = $1", schema)
             if not exists:
                 await connection.execute(f"CREATE SCHEMA {quoted(schema)}")
-            await connection.execute("CREATE TABLE about (application text NOT NULL, version integer NOT NULL)")
+            await connection.execute(
+                "CREATE TABLE about (application text NOT NULL, version integer NOT NULL)"
+            )
             await connection.execute("INSERT INTO about VALUES ($1, 0)", APPLICATION)
         for statements in MIGRATIONS[version:]:
             for statement in statements:

