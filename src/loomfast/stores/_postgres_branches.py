@@ -55,19 +55,18 @@ class PostgresBranchRegistry(BranchRegistry):
         check_branch(name, execution_id, parent_id, cut)
 
         async def add(connection: AnyConnection) -> Branch:
-            async with connection.transaction():
-                await connection.execute("SELECT lock_log()")
-                known = await judge_branch(connection, name, execution_id, parent_id, cut)
-                parent = await lock_head(connection, parent_id)
-                execution = await lock_head(connection, execution_id)
-                if parent is None or execution is None:
-                    raise UnknownExecutionError(parent_id if parent is None else execution_id)
-                if cut > parent[1]:
-                    raise BeyondLogError(parent_id, cut, parent[1])
-                if known is not None:
-                    return known
-                await insert_branch(connection, name, execution[0], parent[0], cut)
-                return (await _branches(connection, _BY_EXECUTION, execution_id))[0]
+            await connection.execute("SELECT lock_log()")
+            known = await judge_branch(connection, name, execution_id, parent_id, cut)
+            parent = await lock_head(connection, parent_id)
+            execution = await lock_head(connection, execution_id)
+            if parent is None or execution is None:
+                raise UnknownExecutionError(parent_id if parent is None else execution_id)
+            if cut > parent[1]:
+                raise BeyondLogError(parent_id, cut, parent[1])
+            if known is not None:
+                return known
+            await insert_branch(connection, name, execution[0], parent[0], cut)
+            return (await _branches(connection, _BY_EXECUTION, execution_id))[0]
 
         branch: Branch = await self._store._change(execution_id, add, repeat=True)
         return branch
@@ -96,12 +95,11 @@ class PostgresBranchRegistry(BranchRegistry):
 
     async def promote(self, origin_id: str, name: str) -> Branch:
         async def promote(connection: AnyConnection) -> Branch:
-            async with connection.transaction():
-                await connection.execute("SELECT lock_log()")
-                if not await _branches(connection, _BY_NAME, origin_id, name):
-                    raise UnknownBranchError(origin_id, name)
-                await connection.execute(_PROMOTE, key_of(origin_id), key_of(name))
-                return (await _branches(connection, _BY_NAME, origin_id, name))[0]
+            await connection.execute("SELECT lock_log()")
+            if not await _branches(connection, _BY_NAME, origin_id, name):
+                raise UnknownBranchError(origin_id, name)
+            await connection.execute(_PROMOTE, key_of(origin_id), key_of(name))
+            return (await _branches(connection, _BY_NAME, origin_id, name))[0]
 
         branch: Branch = await self._store._change(origin_id, promote, repeat=True)
         return branch

@@ -1,7 +1,7 @@
 """Cutting and copying logs in a PostgreSQL store.
 
-What lives here: `truncate_prefix` and `copy_prefix`, each one transaction. What
-must not: anything that is not about whole prefixes.
+What lives here: `truncate_prefix` and `CopyPrefix`, performed by the writer in a transaction. What must
+not: anything that is not about whole prefixes.
 
 Invariant: `executions.cut` is raised in the transaction that deletes the events below it, so a reader that
 sees a log with a hole also sees its cut. A cut holds the lock on its execution's row; a copy gives out
@@ -36,21 +36,20 @@ _RANGE: Final = (
 
 async def truncate_prefix(connection: AnyConnection, execution_id: str, before: int) -> int:
     """Remove the events with `0 < sequence < before`; return how many were removed."""
-    async with connection.transaction():
-        found = await lock_head(connection, execution_id)
-        if found is None:
-            raise UnknownExecutionError(execution_id)
-        number, last_sequence, cut = found
-        new_cut = min(before, last_sequence)
-        if new_cut <= cut:
-            return 0
-        if not await is_covered(connection, number, execution_id, new_cut - 1):
-            raise SnapshotNeededError(execution_id, new_cut - 1)
-        await connection.execute("UPDATE executions SET cut = $2 WHERE number = $1", number, new_cut)
-        status = await connection.execute(
-            "DELETE FROM events WHERE execution = $1 AND sequence BETWEEN $2 AND $3", number, cut, new_cut - 1
-        )
-        return int(status.split()[-1])
+    found = await lock_head(connection, execution_id)
+    if found is None:
+        raise UnknownExecutionError(execution_id)
+    number, last_sequence, cut = found
+    new_cut = min(before, last_sequence)
+    if new_cut <= cut:
+        return 0
+    if not await is_covered(connection, number, execution_id, new_cut - 1):
+        raise SnapshotNeededError(execution_id, new_cut - 1)
+    await connection.execute("UPDATE executions SET cut = $2 WHERE number = $1", number, new_cut)
+    status = await connection.execute(
+        "DELETE FROM events WHERE execution = $1 AND sequence BETWEEN $2 AND $3", number, cut, new_cut - 1
+    )
+    return int(status.split()[-1])
 
 
 class CopyPrefix:
@@ -67,11 +66,7 @@ class CopyPrefix:
         self._tag = tag
 
     async def __call__(self, connection: AnyConnection) -> None:
-        async with connection.transaction():
-            await connection.execute("SELECT lock_log()")
-            await self._copy(connection)
-
-    async def _copy(self, connection: AnyConnection) -> None:
+        await connection.execute("SELECT lock_log()")
         source = await lock_head(connection, self._source_id)
         if source is None:
             raise UnknownExecutionError(self._source_id)

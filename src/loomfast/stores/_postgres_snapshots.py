@@ -88,19 +88,18 @@ class PostgresSnapshotStore(SnapshotStore):
 
     async def delete(self, execution_id: str, below: int) -> int:
         async def delete(connection: AnyConnection) -> int:
-            async with connection.transaction():
-                found = await lock_head(connection, execution_id)
-                if found is None:
-                    return 0
-                number, _, cut = found
-                rows = await connection.fetch(
-                    "DELETE FROM snapshots WHERE execution = $1 AND sequence < $2 RETURNING true",
-                    number,
-                    max(min(below, LAST), -1),
-                )
-                if rows and cut > 1 and not await is_covered(connection, number, execution_id, cut - 1):
-                    raise SnapshotNeededError(execution_id, cut - 1)
-                return len(rows)
+            found = await lock_head(connection, execution_id)
+            if found is None:
+                return 0
+            number, _, cut = found
+            rows = await connection.fetch(
+                "DELETE FROM snapshots WHERE execution = $1 AND sequence < $2 RETURNING true",
+                number,
+                max(min(below, LAST), -1),
+            )
+            if rows and cut > 1 and not await is_covered(connection, number, execution_id, cut - 1):
+                raise SnapshotNeededError(execution_id, cut - 1)
+            return len(rows)
 
         removed: int = await self._store._change(execution_id, delete)
         return removed

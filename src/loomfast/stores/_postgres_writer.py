@@ -49,9 +49,9 @@ _WRITTEN: Final = (
 
 
 class Task(Call):
-    """A write of another kind, done on the writer's connection in turn; answered with what `perform` returns.
+    """A write of another kind, in turn, in a transaction of its own; answered with what `perform` returns.
 
-    `repeat`: doing it twice is as good as once.
+    `repeat`: doing it twice is as good as once, so it is when nobody knows whether it was committed.
     """
 
     __slots__ = ("execution_id", "perform", "repeat")
@@ -182,22 +182,31 @@ class Writer:
         return outcomes
 
     async def _perform(self, task: Task) -> Any:
-        """Do a task; return what it returns, or its error."""
+        """Do a task in a transaction; return what it returns, or its error."""
         patience = Patience(self._connections.reconnect_s)
         while True:
-            begun = False
+            committing = False
             try:
                 connection = await self._connected()
-                begun = True
-                return await task.perform(connection)
+                transaction = connection.transaction()
+                await transaction.start()
+                try:
+                    answer = await task.perform(connection)
+                except BaseException:
+                    if not connection.is_closed():
+                        await transaction.rollback()
+                    raise
+                committing = True
+                await transaction.commit()
+                return answer
             except LoomError as error:
-                return error
+                return error.with_traceback(None)
             except Exception as error:
                 if is_lost(error):
                     self._drop()
-                    if (task.repeat or not begun) and await patience.wait():
+                    if (task.repeat or not committing) and await patience.wait():
                         continue
-                return write_error(task.execution_id, None, error, doubtful=begun and is_lost(error))
+                return write_error(task.execution_id, None, error, doubtful=committing and is_lost(error))
 
     def _drop(self) -> None:
         """Give up a connection whose server is lost."""
