@@ -239,8 +239,12 @@ def __getattr__(name: str) -> Any:
         from loomfast._vectors import FOLD_VECTORS
 
         return FOLD_VECTORS
-    if name in ("SqliteEventStore", "PostgresEventStore"):
-        from loomfast import stores
+    if name == "SqliteEventStore":
+        from loomfast.stores import SqliteEventStore
 
-        return getattr(stores, name)
+        return SqliteEventStore
+    if name == "PostgresEventStore":
+        from loomfast.stores import PostgresEventStore
+
+        return PostgresEventStore
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

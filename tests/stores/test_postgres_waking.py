@@ -44,7 +44,8 @@ async def test_who_watches_is_told_when_the_status_changes_elsewhere_and_not_oth
     async with await open_postgres() as store, await open_postgres() as other:
         await other.append_batch([event("\ud800", 0), event("b", 0), event("c", 0)])
         ear, deaf = Ear(store, "\ud800"), Ear(store, "b")
-        await ear.hears()  # it listens
+        await ear.hears()  # the store listens
+        await deaf.hears()
         assert (ear.times, deaf.times) == (1, 1)
         await other.append(event("\ud800", 1))
         await other.append(event("c", 1, "EXECUTION_COMPLETED", DONE))
@@ -58,7 +59,6 @@ async def test_who_watches_is_told_when_the_status_changes_elsewhere_and_not_oth
         await other.append_batch(
             [event("\ud800", 4, "note"), event("b", 1, "EXECUTION_CANCELLED", {"reason": None})]
         )
-        await deaf.hears()
         await deaf.hears()
         assert (ear.times, deaf.times) == (3, 2)
 

@@ -6,7 +6,7 @@ keeps its logs elsewhere does not pay for their drivers; that of PostgreSQL need
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from loomfast.stores._memory import MemoryEventStore
 from loomfast.stores._spi import EventStore, ExecutionSummary, PositionedEvent
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from loomfast.stores._sqlite import SqliteEventStore
 
 __all__ = [
+    "POSTGRES_SCHEMES",
     "Branch",
     "BranchRegistry",
     "EventStore",
@@ -43,12 +44,16 @@ __all__ = [
 ]
 
 
+# How a URL of a store on PostgreSQL begins.
+POSTGRES_SCHEMES: Final = ("postgresql://", "postgres://")
+
+
 async def open_store(url: str, *, create: bool = True) -> EventStore:
     """Open the store that `url` names: PostgreSQL for `postgresql://…`, else the SQLite file of that path.
 
     The schema of a PostgreSQL store is `loomfast`. Raises as the `open` of the store.
     """
-    if url.startswith(("postgresql://", "postgres://")):
+    if url.startswith(POSTGRES_SCHEMES):
         from loomfast.stores._postgres import PostgresEventStore
 
         return await PostgresEventStore.open(url, create=create)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import parse_qs, urlsplit
@@ -81,6 +82,24 @@ def settings_of(schema: str, synchronous_commit: str, busy_timeout_ms: int) -> d
     }
 
 
+class _OwnConnection(asyncpg.Connection):
+    """A connection that only the process which made it ends.
+
+    A forked child has a copy, and shares the selector of the event loop: ending the copy would take the
+    socket out of the parent's selector, and the parent would wait for ever.
+    """
+
+    __slots__ = ("_pid",)
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._pid = os.getpid()
+
+    def __del__(self) -> None:
+        if self._pid == os.getpid():
+            super().__del__()
+
+
 class Patience:
     """Waiting between attempts, longer each time, until `limit_s` is over."""
 
@@ -107,17 +126,15 @@ class Connections:
     ) -> None:
         self.reconnect_s = reconnect_s
         self._closed = False
-        self.connect = functools.partial(
-            asyncpg.connect, dsn, timeout=timeout_s, command_timeout=timeout_s, server_settings=settings
-        )
+        options: dict[str, Any] = {
+            "timeout": timeout_s,
+            "command_timeout": timeout_s,
+            "server_settings": settings,
+            "connection_class": _OwnConnection,
+        }
+        self.connect = functools.partial(asyncpg.connect, dsn, **options)
         self._pool = asyncpg.create_pool(
-            dsn,
-            min_size=0,
-            max_size=pool_size,
-            timeout=timeout_s,
-            command_timeout=timeout_s,
-            server_settings=settings,
-            reset=_nothing_to_reset,
+            dsn, min_size=0, max_size=pool_size, reset=_nothing_to_reset, **options
         )
 
     async def open(self) -> None:

@@ -172,15 +172,20 @@ class PostgresServer:
 
     def _readable(self, programs: Path) -> Path:
         """The programs, or a copy of them where the server's user cannot run them."""
+        if not (programs / "postgres").exists():
+            raise PostgresServerError(f"{programs}: holds no PostgreSQL server")
         os.chmod(self.folder, 0o755)
         try:
             subprocess.run(
                 [programs / "postgres", "--version"], check=True, capture_output=True, **self._as_user()
             )
         except PermissionError:
-            copy = self.folder / "programs"
-            shutil.copytree(programs.parent, copy, symlinks=True)
-            return copy / programs.name
+            # The package keeps libraries beside itself, which its programs find by the way they lie.
+            package = programs.resolve().parent.parent
+            for part in (package, package.with_name(f"{package.name}.libs")):
+                if part.exists():
+                    shutil.copytree(part, self.folder / part.name, symlinks=True)
+            return self.folder / package.name / programs.parent.name / programs.name
         except (OSError, subprocess.CalledProcessError) as error:
             raise PostgresServerError(
                 f"{programs}: holds no PostgreSQL server that runs here: {error}"
