@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 import loomfast as lf
-from loomfast._runtime import runtime
+from loomfast._runtime import waiting as waits
 from loomfast.stores import PostgresEventStore
 from loomfast.stores import _postgres_waking as waking
 from loomfast.testing.postgres import PostgresServer
@@ -108,7 +108,7 @@ async def test_a_store_listens_from_the_first_watch_on_and_not_before(
 async def test_a_handle_is_woken_by_what_another_process_does_long_before_it_would_look(
     open_postgres: OpenPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime, "POLL_S", 10_000)
+    monkeypatch.setattr(waits, "POLL_S", 10_000)
 
     @lf.flow
     async def wait(ctx: lf.WorkflowContext, _: None) -> str:
@@ -131,7 +131,7 @@ async def test_a_handle_is_woken_by_what_another_process_does_long_before_it_wou
 async def test_a_handle_on_another_event_loop_is_woken_too(
     open_postgres: OpenPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime, "POLL_S", 10_000)
+    monkeypatch.setattr(waits, "POLL_S", 10_000)
     async with await open_postgres() as store:
         await store.append(event("x", 0))
         statuses: list[str] = []

@@ -161,6 +161,13 @@ class PostgresEventStore(EventStore):
         refuse_unstorable(envelopes)
         await self._submit(self._writer.append(envelopes))
 
+    def write(self, envelopes: Sequence[Envelope]) -> asyncio.Future[Exception | None]:
+        self._check_usable(envelopes[0].execution_id)
+        refuse_unstorable(envelopes)
+        call = self._writer.append(envelopes)
+        self._at_home(partial(self._writer.submit, call))
+        return call.future
+
     @property
     def snapshots(self) -> PostgresSnapshotStore:
         return PostgresSnapshotStore(self)
@@ -284,7 +291,7 @@ class PostgresEventStore(EventStore):
 
     async def _submit(self, call: Write | Task) -> Any:
         """Queue a call of the writer; return its answer."""
-        self._at_home(lambda: self._writer.submit(call))
+        self._at_home(partial(self._writer.submit, call))
         return await call.answer()
 
     async def _read(self, execution_id: str | None, query: Callable[[AnyConnection], Awaitable[T]]) -> T:
