@@ -33,7 +33,7 @@ from .test_postgres_order import held
 async def test_a_server_that_restarts_under_load_is_a_pause_and_loses_nothing_acknowledged(
     open_postgres: OpenPostgres, postgres_server: PostgresServer, way: Any
 ) -> None:
-    async with await open_postgres() as store:
+    async with await open_postgres(reconnect_timeout_ms=60_000) as store:
         acknowledged = dict.fromkeys((f"x{k}" for k in range(20)), 0)
         over = False
 

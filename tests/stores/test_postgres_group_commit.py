@@ -50,6 +50,18 @@ async def test_concurrent_appends_share_one_round_trip_and_a_lone_one_waits_for_
         assert (groups.sizes[2:], groups.statements) == ([200], 3)
 
 
+async def test_many_callers_are_answered_a_few_at_a_time(open_postgres: OpenPostgres) -> None:
+    async with await open_postgres() as store:
+        turns: list[int] = []
+        calls = [asyncio.create_task(store.append(event(f"x{n}", 0))) for n in range(100)]
+        while not all(call.done() for call in calls):
+            before = sum(call.done() for call in calls)
+            await asyncio.sleep(0)
+            turns.append(sum(call.done() for call in calls) - before)
+        assert max(turns) <= writer._ANSWERS_A_TURN
+        assert len(await store.read_all()) == 100
+
+
 async def test_a_group_is_bounded_and_a_call_is_never_cut(
     open_postgres: OpenPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,7 @@ from loomfast.stores._threads import Call
 MAX_HEADS: Final = 10_000
 
 # Events sent in one statement. What is larger is sent in several, in one transaction.
-STATEMENT_EVENTS: Final = 1_000
+STATEMENT_EVENTS: Final = 500
 STATEMENT_BYTES: Final = 4_000_000
 
 APPEND: Final = "SELECT * FROM append({})".format(
@@ -97,14 +97,19 @@ class Group:
         self.told: list[str] = []
         # The heads as they will stand; those of new executions are numbered below 0.
         self.after: dict[str, Head] = {}
+        self.top = 0  # what new executions are numbered from, once the first statement has told
 
     def statements(self) -> Iterable[list[Any]]:
-        """The arguments of `append`, statement by statement. Numbers below 0 stand for new executions."""
-        yield arguments(self.rows[: self._stop(0)], self.heads, self.expected, self.told)
+        """The arguments of `append`, statement by statement.
+
+        In the first, numbers below 0 stand for new executions; set `top` before asking for the second.
+        """
         start = self._stop(0)
+        yield arguments(self.rows[:start], self.heads, self.expected, self.told)
         while start < len(self.rows):
             stop = self._stop(start)
-            yield arguments(self.rows[start:stop])
+            rows = self.rows[start:stop]
+            yield arguments([row if row[0] > 0 else (self.top - row[0], *row[1:]) for row in rows])
             start = stop
 
     @property
@@ -119,10 +124,6 @@ class Group:
             if size > STATEMENT_BYTES and place > start:
                 return place
         return min(start + STATEMENT_EVENTS, len(self.rows))
-
-    def number_rows(self, top: int) -> None:
-        """Give the events of new executions the numbers that the first statement has given out."""
-        self.rows = [row if row[0] > 0 else (top - row[0], *row[1:]) for row in self.rows]
 
 
 class Ledger:
@@ -221,11 +222,11 @@ class Ledger:
                 told.append(execution_id)
         group.told = payloads_of(told)
 
-    def adopt(self, group: Group, top: int) -> None:
-        """Remember how a written group has left its executions; new ones are numbered from `top` on."""
+    def adopt(self, group: Group) -> None:
+        """Remember how a group that was written has left its executions."""
         for execution_id, head in group.after.items():
             if head.number < 0:
-                head.number = top - head.number
+                head.number = group.top - head.number
             if head.status in ev.END_KIND:
                 self._heads.pop(execution_id, None)  # nobody appends to it any more
             else:

@@ -9,6 +9,9 @@ statement, which is one transaction; meanwhile the next group queues up. A lone 
 end of the turn of the event loop it was made in. Nobody is answered before COMMIT has. A group that is too
 large for one statement is sent in several, in one transaction.
 
+Callers are answered a few at a time. What they do next queues up while the others still wait for their turn,
+so the server works on the first of them meanwhile, and no turn of the event loop is long.
+
 A refused call has changed nothing, and its neighbours go on. When the transaction itself fails, its calls are
 tried one by one, so that only those that fail alone are told so. A lock that is held too long fails all.
 
@@ -38,6 +41,9 @@ from loomfast.stores._threads import Call, deliver
 # Bounds of one group, so that no caller waits for the whole of an endless queue.
 MAX_CALLS: Final = 500
 MAX_EVENTS: Final = 1_000
+# How many callers are answered before the event loop gets its turn, and how many events are judged on it.
+_ANSWERS_A_TURN: Final = 8
+_AT_HAND: Final = 500
 # How often a group may find its heads elsewhere before it is judged under the lock.
 _TRIES_WITHOUT_LOCK: Final = 3
 
@@ -84,6 +90,8 @@ class Writer:
         self._ledger = Ledger()
         self._queue: deque[Write | Task] = deque()
         self._task: asyncio.Task[None] | None = None
+        self._answers: deque[tuple[Call, Any]] = deque()
+        self._answering = False
         self._closed = False
         self._tags = count(secrets.randbits(62))
 
@@ -145,15 +153,26 @@ class Writer:
         return calls
 
     def answer(self, outcomes: Iterable[tuple[Call, Any]]) -> None:
-        """Answer calls, each on the event loop it was made on."""
+        """Answer calls, each on the event loop it was made on, and some at a turn."""
         elsewhere: Outcomes = []
         for call, outcome in outcomes:
-            if call._loop is not self._loop:
+            if call._loop is self._loop:
+                self._answers.append((call, outcome))
+            else:
                 elsewhere.append((call, outcome))
-            elif not call.future.done():  # done already: its caller was cancelled
-                call.future.set_result(outcome)
         if elsewhere:
             deliver(elsewhere)
+        if self._answers and not self._answering:
+            self._answer_some()
+
+    def _answer_some(self) -> None:
+        for _ in range(min(_ANSWERS_A_TURN, len(self._answers))):
+            call, outcome = self._answers.popleft()
+            if not call.future.done():  # done already: its caller was cancelled
+                call.future.set_result(outcome)
+        self._answering = bool(self._answers)
+        if self._answering:
+            self._loop.call_soon(self._answer_some)
 
     async def _commit(self, calls: Sequence[Write]) -> Outcomes:
         outcomes: Outcomes = []
@@ -243,32 +262,32 @@ class Writer:
 
     async def _send(self, connection: Connection, calls: Sequence[Write]) -> Group | None:
         """Judge a group and write it; None, with nothing written, if it was judged by heads that were old."""
-        group = self._ledger.judge(calls)
-        if not group.large:
-            (arguments,) = group.statements()
-            rows = await connection.fetch(APPEND, *arguments)
-            top = self._top(calls, rows)
+        if sum(len(call.envelopes) for call in calls if isinstance(call, Append)) <= _AT_HAND:
+            group = self._ledger.judge(calls)
         else:
+            group = await asyncio.to_thread(self._ledger.judge, calls)
+        if group.large:
             async with connection.transaction():
-                top = None
-                for arguments in group.statements():
-                    rows = await connection.fetch(APPEND, *arguments)
-                    if top is None:
-                        top = self._top(calls, rows)
-                        if top is None:
-                            break
-                        group.number_rows(top)
-        if top is None:
+                written = await self._write(connection, calls, group)
+        else:
+            written = await self._write(connection, calls, group)
+        if not written:
             return None
-        self._ledger.adopt(group, top)
+        self._ledger.adopt(group)
         return group
 
-    def _top(self, calls: Sequence[Write], rows: list[Any]) -> int | None:
-        """The number that new executions count on from; None if rows are heads that stand elsewhere."""
-        if len(rows) == 1 and rows[0][0] is None:
-            return int(rows[0][1])
-        self._ledger.learn(_concerned(calls), rows)
-        return None
+    async def _write(self, connection: Connection, calls: Sequence[Write], group: Group) -> bool:
+        """Write a group; False, with nothing written, if heads stood elsewhere. They are learned then."""
+        first = True
+        for arguments in group.statements():
+            rows = await connection.fetch(APPEND, *arguments)
+            if first:
+                if len(rows) != 1 or rows[0][0] is not None:
+                    self._ledger.learn(_concerned(calls), rows)
+                    return False
+                group.top = rows[0][1]
+                first = False
+        return True
 
     async def _written(self, connection: Connection, calls: Sequence[Write]) -> set[Write]:
         """Which of the doubtful calls have been committed after all."""
