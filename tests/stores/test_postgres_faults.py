@@ -203,6 +203,32 @@ async def test_an_append_that_still_runs_on_a_lost_connection_is_not_taken_for_a
         assert [p.position for p in await store.read_all()] == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("when", ["_written", "look_up", "_send"])
+async def test_a_late_commit_is_found_whenever_it_comes(
+    open_postgres: OpenPostgres, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    async with await open_postgres() as store:
+        await store.append(event("x", 0))
+        async with held(store, event("a", 0)) as slow:
+            waiting = asyncio.create_task(store.append(event("x", 1)))
+            await asyncio.sleep(0.1)
+            part: Any = store._writer._ledger if when == "look_up" else store._writer
+            step = getattr(part, when)
+
+            async def late_commit_first(*arguments: Any) -> Any:
+                monkeypatch.setattr(part, when, step)
+                await slow.execute("COMMIT")
+                while await store.last_sequence("x") != 1:  # what was left behind writes now
+                    await asyncio.sleep(0.01)
+                return await step(*arguments)
+
+            monkeypatch.setattr(part, when, late_commit_first)
+            assert store._writer._connection is not None
+            store._writer._connection.terminate()
+            await waiting
+        assert [p.event.id for p in await store.read_all()] == ["x-0", "a-0", "x-1"]
+
+
 async def test_a_rivals_event_is_not_taken_for_ones_own_though_it_is_the_same(
     open_postgres: OpenPostgres,
 ) -> None:

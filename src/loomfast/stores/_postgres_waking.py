@@ -101,7 +101,7 @@ class Listener:
                 self._wake(list(self._watchers))  # what was said before this was not heard
                 wait_s = _FIRST_WAIT_S
                 await lost.wait()
-            except LOST:
+            except (*LOST, asyncpg.PostgresError):
                 await asyncio.sleep(wait_s)
             finally:
                 connection.terminate()

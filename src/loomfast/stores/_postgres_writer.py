@@ -242,19 +242,21 @@ class Writer:
         outcomes: Outcomes = []
         tries = 0
         while True:
-            written = await self._written(connection, calls)
-            if written:
-                outcomes += [(call, None) for call in calls if call in written]
-                calls = [call for call in calls if call not in written]
             unknown = self._ledger.unknown(calls)
             if unknown:
                 await self._ledger.look_up(connection, unknown)
+            # Behind the heads, never before: they must not know of a late commit that this does not find.
+            written = await self._written(connection, calls)
+            outcomes += [(call, None) for call in calls if call in written]
+            calls = [call for call in calls if call not in written]
             if tries < _TRIES_WITHOUT_LOCK:
                 group = await self._send(connection, calls)
             else:
                 async with connection.transaction():
                     await connection.execute("SELECT lock_log()")
                     await self._ledger.look_up(connection, _concerned(calls))
+                    if await self._written(connection, calls):
+                        continue
                     group = await self._send(connection, calls)
             if group is not None:
                 return [*outcomes, *group.outcomes]
