@@ -14,7 +14,10 @@ from loomfast._errors import (
     DuplicateSequenceError,
     LoomError,
     StorageWriteError,
+    StoreCorruptError,
+    StoreFullError,
     StoreReadError,
+    StoreReadOnlyError,
 )
 from loomfast._kernels import Envelope, fold_events
 from loomfast.stores import PostgresEventStore
@@ -302,6 +305,56 @@ async def test_what_the_server_refuses_fails_its_caller_alone(open_postgres: Ope
         assert isinstance(error.__cause__, asyncpg.CheckViolationError)
         assert await store.last_sequence("bad") is None
         assert [p.position for p in await store.read_all()] == [1, 2, 3]
+
+
+BROKEN = (
+    "CREATE FUNCTION broken() RETURNS SETOF integer LANGUAGE plpgsql AS"
+    " $$ BEGIN RAISE EXCEPTION 'page 7 is damaged' USING ERRCODE = 'XX001'; END $$"
+)
+TROUBLE = (
+    "CREATE FUNCTION trouble() RETURNS trigger LANGUAGE plpgsql AS"
+    " $$ BEGIN RAISE EXCEPTION 'trouble' USING ERRCODE = '{}'; END $$"
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [("53100", StoreFullError), ("25006", StoreReadOnlyError), ("42501", StoreReadOnlyError)],
+)
+async def test_a_server_that_has_no_room_or_may_not_write_says_so_and_is_read_on(
+    open_postgres: OpenPostgres, code: str, kind: type[StorageWriteError]
+) -> None:
+    async with await open_postgres() as store:
+        await store.append(event("x", 0))
+        on_the_server(store, TROUBLE.format(code))
+        on_the_server(
+            store, "CREATE TRIGGER t BEFORE INSERT ON events FOR EACH STATEMENT EXECUTE FUNCTION trouble()"
+        )
+        for call, named in (
+            (store.append(event("x", 1)), ("x", 1)),
+            (store.copy_prefix("x", "t", 0), ("t", None)),
+        ):
+            with pytest.raises(kind) as caught:
+                await call
+            assert (caught.value.execution_id, caught.value.sequence) == named
+        assert await store.read("x") == [event("x", 0)]
+        on_the_server(store, "DROP TRIGGER t ON events")
+        await store.append(event("x", 1))
+
+
+async def test_damage_that_the_server_finds_itself_is_told_apart(open_postgres: OpenPostgres) -> None:
+    async with await open_postgres() as store:
+        await store.append(event("x", 0))
+        on_the_server(store, BROKEN)
+        on_the_server(store, "ALTER TABLE events RENAME TO kept")
+        on_the_server(store, "CREATE VIEW events AS SELECT kept.* FROM kept, broken() AS b (n)")
+        with pytest.raises(StoreCorruptError) as caught:
+            await store.read("x")
+        assert caught.value.execution_id == "x"
+        assert isinstance(caught.value.__cause__, asyncpg.DataCorruptedError)
+        with pytest.raises(StorageWriteError) as refused:
+            await store.append(event("x", 1))
+        assert isinstance(refused.value.__cause__, StoreCorruptError)
 
 
 # --- damaged rows --------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ async def test_concurrent_appends_share_one_round_trip_and_a_lone_one_waits_for_
         await store.append(event("lone", 0))
         await store.append(event("lone", 1))
         assert (groups.sizes, groups.statements) == ([1, 1], 2)
-        await asyncio.gather(*(store.append_batch(log(f"x{n}", 3)) for n in range(200)))
+        await asyncio.gather(*(store.append_batch(log(f"x{n}", 2)) for n in range(200)))
         assert (groups.sizes[2:], groups.statements) == ([200], 3)
 
 

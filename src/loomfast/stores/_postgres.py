@@ -24,7 +24,6 @@ from loomfast._errors import (
     StorageWriteError,
     StoreClosedError,
     StoreMissingError,
-    StoreReadError,
 )
 
 try:
@@ -49,7 +48,9 @@ from loomfast.stores._postgres_connections import (
     is_lost,
     name_of,
     opening_error,
+    read_error,
     settings_of,
+    write_error,
 )
 from loomfast.stores._postgres_leases import PostgresLeaseStore
 from loomfast.stores._postgres_ledger import AcquireFence
@@ -57,7 +58,7 @@ from loomfast.stores._postgres_recoveries import PostgresRecoveryStore
 from loomfast.stores._postgres_snapshots import PostgresSnapshotStore
 from loomfast.stores._postgres_timers import PostgresTimerStore
 from loomfast.stores._postgres_waking import Listener
-from loomfast.stores._postgres_writer import Task, Write, Writer, write_error
+from loomfast.stores._postgres_writer import Task, Write, Writer
 from loomfast.stores._spi import EventStore, ExecutionSummary, PositionedEvent
 from loomfast.stores._threads import Call
 
@@ -315,9 +316,7 @@ class PostgresEventStore(EventStore):
         except LoomError:
             raise
         except Exception as cause:
-            about = "the store" if execution_id is None else f"execution {execution_id!r}"
-            reason = f"{about} cannot be read: {type(cause).__name__}: {cause}"
-            raise StoreReadError(execution_id, reason) from cause
+            raise read_error(execution_id, cause) from cause
         finally:
             self._reads -= 1
             if not self._reads and self._idle is not None:

@@ -5,7 +5,8 @@ SQL about logs.
 
 An error of the driver is one of three. *Lost*: there is no server at the other end any more, or not yet; what
 was under way may have happened or not. *Busy*: another transaction was in the way for too long; nothing
-happened. Anything else is the statement's own fault, and nothing happened.
+happened. Anything else is the statement's own fault, or that of what it met (no room, no right to write, a
+damaged page), and nothing happened.
 
 A call that meets a lost connection goes on trying for `reconnect_timeout_ms`, as long as trying again cannot
 do a thing twice; so a server that restarts is a pause.
@@ -22,7 +23,15 @@ from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 
-from loomfast._errors import StorageError
+from loomfast._errors import (
+    StorageError,
+    StorageWriteError,
+    StoreBusyError,
+    StoreCorruptError,
+    StoreFullError,
+    StoreReadError,
+    StoreReadOnlyError,
+)
 from loomfast.stores._postgres_schema import quoted
 
 T = TypeVar("T")
@@ -41,6 +50,9 @@ LOST: Final = (
 )
 # Among those above, these are about the statement after all.
 _STATEMENT: Final = (asyncpg.QueryCanceledError, asyncpg.DataError)
+FULL: Final = (asyncpg.DiskFullError,)
+READ_ONLY: Final = (asyncpg.ReadOnlySQLTransactionError, asyncpg.InsufficientPrivilegeError)
+CORRUPT: Final = (asyncpg.DataCorruptedError, asyncpg.IndexCorruptedError)
 BUSY: Final = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 
 _FIRST_WAIT_S: Final = 0.02
@@ -173,6 +185,34 @@ class Connections:
 
 async def _nothing_to_reset(connection: object) -> None:
     """No statement of ours leaves anything behind in its session."""
+
+
+def write_error(
+    execution_id: str | None, sequence: int | None, cause: Exception, *, doubtful: bool
+) -> StorageWriteError:
+    """The error of a write, for what the driver has raised. `doubtful`: it may have happened all the same."""
+    reason = f"{type(cause).__name__}: {cause}"
+    kind = StorageWriteError
+    if isinstance(cause, BUSY):
+        kind, reason = StoreBusyError, f"{reason}; nothing was written, it is safe to repeat"
+    elif isinstance(cause, FULL):
+        kind = StoreFullError
+    elif isinstance(cause, READ_ONLY):
+        kind = StoreReadOnlyError
+    elif doubtful:
+        reason = f"the server was lost before it answered, so this may have been written: {reason}"
+    error = kind(execution_id, sequence, reason)
+    error.__cause__ = read_error(execution_id, cause) if isinstance(cause, CORRUPT) else cause
+    return error
+
+
+def read_error(execution_id: str | None, cause: Exception) -> StoreReadError:
+    """The error of a read, for what the driver has raised."""
+    about = "the store" if execution_id is None else f"execution {execution_id!r}"
+    kind = StoreCorruptError if isinstance(cause, CORRUPT) else StoreReadError
+    error = kind(execution_id, f"{about} cannot be read: {type(cause).__name__}: {cause}")
+    error.__cause__ = cause
+    return error
 
 
 def opening_error(place: str, cause: Exception) -> StorageError:

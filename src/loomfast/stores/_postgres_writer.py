@@ -31,16 +31,23 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import count
 from typing import Any, Final, TypeAlias
 
-from loomfast._errors import LoomError, StorageWriteError, StoreBusyError, StoreClosedError
+from loomfast._errors import LoomError, StorageWriteError, StoreClosedError
 from loomfast._kernels import Envelope
-from loomfast.stores._postgres_connections import BUSY, Connection, Connections, Patience, is_lost
+from loomfast.stores._postgres_connections import (
+    BUSY,
+    Connection,
+    Connections,
+    Patience,
+    is_lost,
+    write_error,
+)
 from loomfast.stores._postgres_ledger import APPEND, AcquireFence, Append, Group, Ledger
 from loomfast.stores._postgres_rows import key_of
 from loomfast.stores._threads import Call, deliver
 
 # Bounds of one group, so that no caller waits for the whole of an endless queue.
 MAX_CALLS: Final = 500
-MAX_EVENTS: Final = 1_000
+MAX_EVENTS: Final = 500
 # How many callers are answered before the event loop gets its turn, and how many events are judged on it.
 _ANSWERS_A_TURN: Final = 8
 _AT_HAND: Final = 500
@@ -316,20 +323,3 @@ def _concerned(calls: Sequence[Write]) -> Iterable[str]:
 def _failed(call: Write, cause: Exception) -> StorageWriteError:
     doubtful = isinstance(call, Append) and call.doubtful
     return write_error(*call.subject(), cause, doubtful=doubtful)
-
-
-def write_error(
-    execution_id: str | None, sequence: int | None, cause: Exception, *, doubtful: bool
-) -> StorageWriteError:
-    """The error of a write, for what the driver has raised. `doubtful`: it may have happened all the same."""
-    reason = f"{type(cause).__name__}: {cause}"
-    error: StorageWriteError
-    if isinstance(cause, BUSY):
-        reason = f"{reason}; nothing was written, it is safe to repeat"
-        error = StoreBusyError(execution_id, sequence, reason)
-    else:
-        if doubtful:
-            reason = f"the server was lost before it answered, so this may have been written: {reason}"
-        error = StorageWriteError(execution_id, sequence, reason)
-    error.__cause__ = cause
-    return error
