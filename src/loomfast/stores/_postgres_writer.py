@@ -49,7 +49,7 @@ from loomfast.stores._threads import Call, deliver
 MAX_CALLS: Final = 500
 MAX_EVENTS: Final = 500
 # How many callers are answered before the event loop gets its turn, and how many events are judged on it.
-_ANSWERS_A_TURN: Final = 8
+_ANSWERS_A_TURN: Final = 16
 _AT_HAND: Final = 500
 # How often a group may find its heads elsewhere before it is judged under the lock.
 _TRIES_WITHOUT_LOCK: Final = 3
