@@ -6,7 +6,6 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import apsw
 
@@ -34,15 +33,3 @@ def foreign(path: Path) -> apsw.Connection:
     connection = apsw.Connection(str(path))
     connection.set_busy_timeout(5000)
     return connection
-
-
-def damage_kept(store: Any, snapshot: Any) -> None:
-    """Put a bad snapshot where a good one is, behind the store's back."""
-    if hasattr(store, "_path"):
-        connection = foreign(store._path)
-        connection.execute(
-            "UPDATE snapshots SET body = ? WHERE id & 4294967295 = ?", (snapshot.body, snapshot.sequence)
-        )
-        connection.close()
-    else:
-        store._snapshots._kept[snapshot.execution_id][snapshot.sequence] = snapshot

@@ -107,7 +107,7 @@ class CallConformance(Conformance):
             await store.append(event("x", 0))
             await store.close()
             await store.close()
-            answered = []
+            answered: list[tuple[str, type[LoomError] | None]] = []
             for name, call in EVERY_CALL.items():
                 try:
                     await call(store)

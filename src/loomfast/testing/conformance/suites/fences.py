@@ -19,9 +19,9 @@ class FenceConformance(Conformance):
         async with self.open_store() as store:
             await store.append(event("x", 0))
             old, new = await store.acquire_fence("x"), await store.acquire_fence("x")
-            for metadata, held in (({}, None), ({"fence": old}, old)):
+            for writer, held in ((event("x", 1), None), (event("x", 1, fence=old), old)):
                 with pytest.raises(StaleFenceError) as caught:
-                    await store.append(event("x", 1, **metadata))
+                    await store.append(writer)
                 refused = caught.value
                 assert (refused.execution_id, refused.fence, refused.current) == (self.named("x"), held, new)
             await store.append(event("x", 1, fence=new))
@@ -99,9 +99,9 @@ class FenceConformance(Conformance):
             token = await store.acquire_fence("x")
             early = await store.acquire_fence("early")
         async with self.open_store() as store:
-            for stale in ({}, {"fence": token - 1}):
+            for stale in (event("x", 1), event("x", 1, fence=token - 1)):
                 with pytest.raises(StaleFenceError):
-                    await store.append(event("x", 1, **stale))
+                    await store.append(stale)
             await store.append(event("x", 1, fence=token))
             assert await store.acquire_fence("x") > token
             with pytest.raises(StaleFenceError):
