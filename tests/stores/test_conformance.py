@@ -6,6 +6,7 @@ nothing waits for a lease to end.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -15,9 +16,12 @@ import pytest
 from loomfast._core.snapshots import Snapshot
 from loomfast._errors import BadInputError
 from loomfast.stores import (
+    CoalescingEventStore,
     EventStore,
     MemoryEventStore,
+    ReplicaReadEventStore,
     SqliteEventStore,
+    TenantScopedEventStore,
     _spi,
     _spi_branches,
     _spi_leases,
@@ -55,8 +59,8 @@ class OnMemory(OnAClockOfItsOwn):
         return inner
 
     async def damage_snapshot(self, store: EventStore, damaged: Snapshot) -> None:
-        execution_id = self.named(damaged.execution_id)
-        self.memory._snapshots._kept[execution_id][damaged.sequence] = damaged
+        stored = dataclasses.replace(damaged, execution_id=self.named(damaged.execution_id))
+        self.memory._snapshots._kept[stored.execution_id][stored.sequence] = stored
 
 
 class OnSqlite(OnAClockOfItsOwn):
@@ -92,6 +96,119 @@ class TestMemory(OnMemory, EventStoreConformance):
 
 class TestSqlite(OnSqlite, EventStoreConformance):
     pass
+
+
+# PostgreSQL: class TestPostgres(...), with the server of the test set-up.
+
+
+# --- decorators ----------------------------------------------------------------------------------
+
+# What a decorator adds does not depend on how many events there are, save that they must all get through.
+FEWER = (1, 2, 999, 5_000)
+
+
+class Coalesced(Conformance):
+    sizes = FEWER
+
+    def decorated(self, inner: EventStore) -> EventStore:
+        return CoalescingEventStore(inner)
+
+
+class Lingering(Conformance):
+    sizes = FEWER
+
+    def decorated(self, inner: EventStore) -> EventStore:
+        return CoalescingEventStore(inner, max_linger_ms=2, max_events=50, max_waiting_events=100)
+
+
+class Scoped(Conformance):
+    sizes = FEWER
+
+    def decorated(self, inner: EventStore) -> EventStore:
+        return TenantScopedEventStore(inner, "a:b")
+
+    def named(self, execution_id: str) -> str:
+        return f"3:a:b:{execution_id}"
+
+
+class TestCoalescingOverMemory(Coalesced, OnMemory, EventStoreConformance):
+    pass
+
+
+class TestCoalescingOverSqlite(Coalesced, OnSqlite, EventStoreConformance):
+    pass
+
+
+class TestLingeringOverMemory(Lingering, OnMemory, EventStoreConformance):
+    pass
+
+
+class TestCoalescingThatRejectsAll(OnMemory, EventStoreConformance):
+    without = (*OnMemory.without, "isolation")
+    sizes = FEWER
+
+    def decorated(self, inner: EventStore) -> EventStore:
+        return CoalescingEventStore(inner, isolate=False)
+
+
+class TestTenantOverMemory(Scoped, OnMemory, EventStoreConformance):
+    pass
+
+
+class TestTenantOverSqlite(Scoped, OnSqlite, EventStoreConformance):
+    pass
+
+
+class TestCoalescingOverTenantOverSqlite(Scoped, OnSqlite, EventStoreConformance):
+    def decorated(self, inner: EventStore) -> EventStore:
+        return CoalescingEventStore(TenantScopedEventStore(inner, "a:b"))
+
+
+class TestTenantOverCoalescingOverSqlite(Scoped, OnSqlite, EventStoreConformance):
+    def decorated(self, inner: EventStore) -> EventStore:
+        return TenantScopedEventStore(CoalescingEventStore(inner), "a:b")
+
+
+class TestTenantOverTenant(Scoped, OnMemory, EventStoreConformance):
+    def decorated(self, inner: EventStore) -> EventStore:
+        return TenantScopedEventStore(TenantScopedEventStore(inner, "x"), "a:b")
+
+    def named(self, execution_id: str) -> str:
+        return f"1:x:3:a:b:{execution_id}"
+
+
+class WithReplica(OnSqlite):
+    """A replica that does not lag: the same file, opened a second time."""
+
+    sizes = FEWER
+
+    @asynccontextmanager
+    async def open_store(self) -> AsyncIterator[EventStore]:
+        primary, replica = [
+            await SqliteEventStore.open(self.place / "events.db", synchronous="NORMAL", now_ms=self.now_ms)
+            for _ in range(2)
+        ]
+        async with primary, replica, self.decorated(ReplicaReadEventStore(primary, replica)) as store:
+            yield store
+
+
+class TestReplicaOverSqlite(WithReplica, EventStoreConformance):
+    pass
+
+
+class TestTenantOverReplica(Scoped, WithReplica, EventStoreConformance):
+    pass
+
+
+class TestCoalescingOverTenantOverReplica(Scoped, WithReplica, EventStoreConformance):
+    def decorated(self, inner: EventStore) -> EventStore:
+        return CoalescingEventStore(TenantScopedEventStore(inner, "a:b"))
+
+
+class TestReplicaOverCoalescing(WithReplica, EventStoreConformance):
+    def decorated(self, inner: EventStore) -> EventStore:
+        assert isinstance(inner, ReplicaReadEventStore)
+        return ReplicaReadEventStore(CoalescingEventStore(inner.inner), inner.replica)
 
 
 # --- the kit itself ------------------------------------------------------------------------------

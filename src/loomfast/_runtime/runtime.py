@@ -108,7 +108,7 @@ class WorkflowRuntime:
         if batch_events < 1:
             raise BadInputError(f"batch_events={batch_events}: must be 1 or more")
         self.store = store
-        self._states = StateLoader(store)
+        self._states = StateLoader(store.primary)
         self._clock = clock or SystemClock()
         self._id_factory = id_factory or ulid_factory()
         self._hooks = Hooks(on_event, on_commit, on_storage_error)
@@ -477,7 +477,7 @@ class WorkflowRuntime:
             text_argument("fork_id", fork_id)
         if type(at_sequence) is not int or at_sequence < 0:
             raise BadInputError(f"at_sequence={at_sequence!r}: must be a whole number, 0 or more")
-        prefix = await self.store.read_range(execution_id, 0, at_sequence)
+        prefix = await self.store.primary.read_range(execution_id, 0, at_sequence)
         if not prefix:
             raise UnknownExecutionError(execution_id)
         if prefix[-1].sequence < at_sequence:

@@ -70,6 +70,14 @@ class EventStore(ABC):
 
     persists_json: bool = True
 
+    @property
+    def primary(self) -> EventStore:
+        """The store to ask when something is decided by the answer: it has seen every append that returned.
+
+        The store itself, unless its plain reads may lag behind (`ReplicaReadEventStore`).
+        """
+        return self
+
     async def append(self, envelope: Envelope) -> None:
         """Append one event.
 
