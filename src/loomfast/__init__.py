@@ -83,6 +83,7 @@ from loomfast._runtime.handle import ExecutionHandle
 from loomfast._runtime.journal import ExecutionJournal
 from loomfast._runtime.runtime import WorkflowRuntime
 from loomfast.projections import Projection, ProjectionRuntime, UiProjection
+from loomfast.readmodels import CatchUpReader, FilePosition, PositionKeeper, ReadModel
 from loomfast.stores import (
     Branch,
     BranchRegistry,
@@ -123,6 +124,7 @@ __all__ = [
     "Branch",
     "BranchExistsError",
     "BranchRegistry",
+    "CatchUpReader",
     "CircularValueError",
     "Clock",
     "CoalescingEventStore",
@@ -143,6 +145,7 @@ __all__ = [
     "ExecutionHandle",
     "ExecutionJournal",
     "ExecutionSummary",
+    "FilePosition",
     "FlowDefinition",
     "FlowError",
     "GateRefusedError",
@@ -158,10 +161,12 @@ __all__ = [
     "MalformedEventError",
     "MemoryEventStore",
     "NotAStoreError",
+    "PositionKeeper",
     "PositionedEvent",
     "PrefixTruncatedError",
     "Projection",
     "ProjectionRuntime",
+    "ReadModel",
     "Recovery",
     "RecoveryStore",
     "ReplicaReadEventStore",
