@@ -49,8 +49,12 @@ from loomfast._errors import (
     StorageWriteError,
     StoreBusyError,
     StoreClosedError,
+    StoreCorruptError,
+    StoreFullError,
+    StoreLostError,
     StoreMissingError,
     StoreReadError,
+    StoreReadOnlyError,
     TooDeepError,
     UnknownBranchError,
     UnknownExecutionError,
@@ -106,6 +110,7 @@ from loomfast.stores import (
     Tip,
     Wake,
 )
+from loomfast.verification import Fault, Verified, verify_store
 
 if TYPE_CHECKING:
     from loomfast._vectors import FOLD_VECTORS
@@ -145,6 +150,7 @@ __all__ = [
     "ExecutionHandle",
     "ExecutionJournal",
     "ExecutionSummary",
+    "Fault",
     "FilePosition",
     "FlowDefinition",
     "FlowError",
@@ -191,8 +197,12 @@ __all__ = [
     "StorageWriteError",
     "StoreBusyError",
     "StoreClosedError",
+    "StoreCorruptError",
+    "StoreFullError",
+    "StoreLostError",
     "StoreMissingError",
     "StoreReadError",
+    "StoreReadOnlyError",
     "SystemClock",
     "Table",
     "TenantScopedEventStore",
@@ -205,6 +215,7 @@ __all__ = [
     "UnknownExecutionError",
     "UnknownFlowError",
     "UnsupportedTypeError",
+    "Verified",
     "Wake",
     "WorkflowContext",
     "WorkflowRuntime",
@@ -223,6 +234,7 @@ __all__ = [
     "snapshot_of",
     "state_of",
     "step",
+    "verify_store",
 ]
 
 

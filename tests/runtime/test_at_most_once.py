@@ -55,7 +55,7 @@ async def test_over_a_crash_after_any_write_an_at_most_once_effect_never_runs_tw
             return await ctx.run(pay)
 
         store = DyingStore(writes)
-        async with runtime(store) as rt:
+        async with runtime(store, batch_events=1) as rt:
             with contextlib.suppress(lf.StorageWriteError):
                 await (await rt.start(flow, execution_id="x")).result()
         store.left = 1_000

@@ -95,7 +95,7 @@ async def test_a_policy_takes_snapshots_at_gates_and_bounds_what_is_kept(open_st
     async with open_store() as store:
         async with runtime(store, snapshot_every=10, truncate=True) as rt:
             execution = await at_turn(rt, 6, turns=8)
-            await asyncio.gather(*rt._snapshots_due)
+            await asyncio.gather(*rt._history.snapshots_due)
             assert len(await store.snapshots.list(execution)) == 1
             (snapshot,) = await store.snapshots.list(execution)
             assert len(await store.read_from(execution, snapshot.sequence + 1)) < 12

@@ -196,6 +196,6 @@ async def test_nobody_answers_a_sleep_but_time(open_store: OpenStore) -> None:
             await rt.resume(handle.execution_id, state.pending.on)
         with pytest.raises(lf.GateRefusedError, match="not due"):
             await rt.fire(handle.execution_id)
-        rt._clock.time += 10**9 + 10
+        rt._driven.deps.clock.time += 10**9 + 10
         await rt.fire(handle.execution_id)
         assert await handle.result() == "woken"

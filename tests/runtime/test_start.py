@@ -190,8 +190,8 @@ async def test_a_minted_id_waits_for_nothing_and_its_interleaving_is_pinned() ->
         assert order == ["event 0"]
         await handle.result()
     assert order == [
-        *("event 0", "append 0", "event 1", "event 2", "append 1 2"),
-        *("event 3", "append 3", "event 4", "append 4"),
+        *("event 0", "event 1", "event 2", "event 3", "event 4"),
+        "append 0 1 2 3 4",
     ]
 
 

@@ -77,7 +77,7 @@ async def test_loading_keeps_up_with_a_log_that_is_cut_again_and_again(open_stor
 
         async def look() -> None:
             while len(seen) < 60:
-                reader._states.forget("x")
+                reader._driven.states.forget("x")
                 seen.append((await reader.load_state("x")).sequence)
                 await asyncio.sleep(0)
 

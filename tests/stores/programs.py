@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import apsw
 
@@ -33,3 +34,33 @@ def foreign(path: Path) -> apsw.Connection:
     connection = apsw.Connection(str(path))
     connection.set_busy_timeout(5000)
     return connection
+
+
+def damage_kept(path: Path, snapshot: Any) -> None:
+    """Put a bad snapshot where a good one is, behind the store's back."""
+    with foreign(path) as connection:
+        connection.execute(
+            "UPDATE snapshots SET body = ? WHERE id & 4294967295 = ?", (snapshot.body, snapshot.sequence)
+        )
+
+
+async def on_the_writer(store: Any, sql: str) -> None:
+    """Run a statement on the writer's own connection, in its thread."""
+    from loomfast.stores import _sqlite_writer as writer
+
+    class Judged(writer.AcquireFence):
+        __slots__ = ()
+
+    original = writer.Ledger.commit
+
+    def commit(ledger: Any, calls: list[Any], deadline: float) -> list[tuple[Any, Any]]:
+        if isinstance(calls[0], Judged):
+            ledger.connection.execute(sql)
+            return [(calls[0], None)]
+        return original(ledger, calls, deadline)
+
+    writer.Ledger.commit = commit  # type: ignore[method-assign]  # undone below
+    try:
+        await store._ask(store._writer, None, Judged(""))
+    finally:
+        writer.Ledger.commit = original  # type: ignore[method-assign]  # as it was

@@ -13,12 +13,12 @@ from loomfast._errors import (
     BadInputError,
     DuplicateSequenceError,
     StaleFenceError,
+    StorageWriteError,
     StoreBusyError,
     StoreClosedError,
 )
 from loomfast._kernels import Envelope
 from loomfast.stores import CoalescingEventStore
-from loomfast.testing import run_virtual
 from tests.runtime.harness import ScriptedStore, turns
 
 from .logs import event, log
@@ -136,90 +136,6 @@ async def test_the_queue_is_bounded_and_whoever_comes_later_gets_in_in_order() -
     assert store.waiting_events == 0
 
 
-# --- lingering -----------------------------------------------------------------------------------
-
-
-def test_with_linger_0_a_lone_append_is_not_held_back() -> None:
-    async def main() -> None:
-        store = CoalescingEventStore(ScriptedStore())
-        await store.append(event("x", 0))
-        await store.append_batch([event("x", 1)])
-        assert asyncio.get_running_loop().time() == 0
-
-    run_virtual(main())
-
-
-def test_an_append_is_held_back_for_company_by_at_most_the_linger() -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        inner = ScriptedStore()
-        store = CoalescingEventStore(inner, max_linger_ms=50)
-
-        async def later(seconds: float, name: str) -> float:
-            await asyncio.sleep(seconds)
-            await store.append(event(name, 0))
-            return loop.time()
-
-        ends = await asyncio.gather(later(0, "a"), later(0.03, "b"), later(0.049, "c"), later(0.051, "d"))
-        assert [round(end, 6) for end in ends] == [0.05, 0.05, 0.05, 0.101]
-        assert [ids for _, ids in inner.appends] == [["a-0", "b-0", "c-0"], ["d-0"]]
-
-    run_virtual(main())
-
-
-def test_the_time_an_append_waited_behind_a_flush_counts_as_linger() -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        inner = ScriptedStore({0: lambda _: slow()})
-        store = CoalescingEventStore(inner, max_linger_ms=50)
-        first = asyncio.ensure_future(store.append(event("a", 0)))
-        await asyncio.sleep(0.1)
-        await store.append(event("b", 0))
-        assert round(loop.time(), 6) == 0.25  # when a's flush, which began at 0.05, was over
-        await first
-
-    async def slow() -> None:
-        await asyncio.sleep(0.2)
-
-    run_virtual(main())
-
-
-@pytest.mark.parametrize(
-    "ending",
-    [
-        lambda store: store.append_batch(log("full", 9)),
-        lambda store: store.append_batch([event("alone", 0)]),
-        lambda store: store.close(),
-    ],
-    ids=["a full batch", "a batch that is alone", "closing"],
-)
-def test_the_linger_is_ended_at_once_by(ending: Any) -> None:
-    async def main() -> None:
-        store = CoalescingEventStore(ScriptedStore(), max_linger_ms=1_000, max_events=10)
-        waiting = asyncio.ensure_future(store.append(event("x", 0)))
-        await asyncio.sleep(0.1)
-        await ending(store)
-        await waiting
-        assert round(asyncio.get_running_loop().time(), 6) == 0.1
-
-    run_virtual(main())
-
-
-def test_the_linger_is_waited_with_the_sleep_that_was_injected() -> None:
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(round(seconds, 6))
-
-    async def main() -> None:
-        store = CoalescingEventStore(ScriptedStore(), max_linger_ms=250, sleep=sleep)
-        await store.append(event("x", 0))
-        assert asyncio.get_running_loop().time() == 0
-
-    run_virtual(main())
-    assert slept == [0.25]
-
-
 # --- refusals ------------------------------------------------------------------------------------
 
 
@@ -286,16 +202,60 @@ async def test_a_caller_whose_predecessor_was_rejected_leaves_no_gap() -> None:
     ]
 
 
-@pytest.mark.parametrize("error", [StoreBusyError("x0", 0, "locked"), StoreClosedError("x0", "gone")])
-async def test_a_store_that_is_busy_or_closed_is_asked_once_and_everybody_is_told(error: Exception) -> None:
+def doubtful() -> StorageWriteError:
+    error = StorageWriteError("x0", 0, "the server was lost before it answered")
+    error.doubtful = True
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [StoreBusyError("x0", 0, "locked"), StoreClosedError("x0", "gone"), doubtful()],
+    ids=["busy", "closed", "doubtful"],
+)
+async def test_an_error_that_blames_no_event_is_everybodys_at_once(
+    error: Exception,
+) -> None:
     inner = ScriptedStore({0: error})
     store = CoalescingEventStore(inner)
-    results = await asyncio.gather(
-        *(store.append(event(f"x{n}", 0)) for n in range(8)), return_exceptions=True
-    )
-    assert results == [error] * 8
+    calls = [store.append(event(f"x{n}", 0)) for n in range(8)]
+    assert await asyncio.gather(*calls, return_exceptions=True) == [error] * 8
     assert len(inner.appends) == 1
     await store.append(event("x", 0))
+
+
+async def test_an_event_that_the_storage_cannot_take_is_isolated_too() -> None:
+    """F22, beyond the contract: also for errors that show only when the batch is written."""
+
+    class Picky(ScriptedStore):
+        async def _play(self, verb: str, envelopes: Sequence[Envelope]) -> None:
+            await super()._play(verb, envelopes)
+            if any(one.execution_id == "large" for one in envelopes):
+                raise StorageWriteError(envelopes[0].execution_id, 0, "string or blob too big")
+
+    inner = Picky()
+    store = CoalescingEventStore(inner)
+    names = ["a", "b", "large", "c", "d"]
+    results = await asyncio.gather(*(store.append(event(n, 0)) for n in names), return_exceptions=True)
+    assert [type(result) for result in results].count(StorageWriteError) == 1
+    assert {p.event.execution_id for p in await store.read_all()} == {"a", "b", "c", "d"}
+
+
+async def test_a_write_that_is_not_waited_for_shares_the_batch_and_is_not_recalled() -> None:
+    inner = HeldStore()
+    store = CoalescingEventStore(inner)
+    answers = [store.write((event(f"x{n}", 0),)) for n in range(3)]
+    answers.append(store.write(tuple(log("y", 2))))
+    answers[1].cancel()
+    inner.go.set()
+    await store.append(event("z", 0))
+    assert [await answers[n] for n in (0, 2, 3)] == [None] * 3
+    assert inner.appends == [("append_batch", ["x0-0", "x1-0", "x2-0", "y-0", "y-1", "z-0"])]
+    refused = await store.write((event("z", 0),))
+    assert isinstance(refused, DuplicateSequenceError)
+    await store.close()
+    with pytest.raises(StoreClosedError):
+        store.write((event("z", 1),))
 
 
 async def test_buffered_writes_are_refused_at_the_flush_once_their_execution_is_fenced() -> None:

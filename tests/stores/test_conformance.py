@@ -31,7 +31,7 @@ from loomfast.stores import (
 )
 from loomfast.testing.conformance import Conformance, EventStoreConformance, guarantees_checked
 
-from .programs import foreign
+from .programs import damage_kept, foreign
 
 
 class OnAClockOfItsOwn(Conformance):
@@ -75,10 +75,7 @@ class OnSqlite(OnAClockOfItsOwn):
         return inner
 
     async def damage_snapshot(self, store: EventStore, damaged: Snapshot) -> None:
-        with foreign(self.place / "events.db") as connection:
-            connection.execute(
-                "UPDATE snapshots SET body = ? WHERE id & 4294967295 = ?", (damaged.body, damaged.sequence)
-            )
+        damage_kept(self.place / "events.db", damaged)
 
     async def damage_event(self, store: EventStore, execution_id: str, sequence: int) -> None:
         with foreign(self.place / "events.db") as connection:

@@ -10,18 +10,14 @@ import threading
 import time
 import warnings
 from pathlib import Path
-from typing import Any
 
-import apsw
 import pytest
 
 from loomfast._errors import (
     DuplicateSequenceError,
     StaleFenceError,
-    StorageWriteError,
     StoreBusyError,
     StoreClosedError,
-    StoreReadError,
 )
 from loomfast._kernels import Envelope
 from loomfast.stores import SqliteEventStore
@@ -121,128 +117,6 @@ async def test_what_another_connection_writes_is_respected(path: Path) -> None:
         await one.append(event("z", 0))
         assert [p.position for p in await two.read_all()] == [1, 2, 3, 4, 5]
         assert [s.execution_id for s in await two.list_executions()] == ["x", "y", "z"]
-
-
-# --- failing writes and damaged rows -------------------------------------------------------------
-
-
-async def test_a_full_disk_is_reported_to_those_it_hits_and_the_rest_goes_on(path: Path) -> None:
-    async with await SqliteEventStore.open(path) as store:
-        await store.append_batch(log("x", 3))
-        pages = foreign(path).execute("PRAGMA page_count").fetchone()[0]
-        await _on_the_writer(store, f"PRAGMA max_page_count={pages + 60}")
-        big = event(
-            "big", 0, "EXECUTION_STARTED", {"flowId": "f", "flowVersion": "1", "input": "x" * 900_000}
-        )
-        results = await asyncio.gather(
-            store.append(event("before", 0)),
-            store.append(big),
-            store.append_batch(log("after", 2)),
-            return_exceptions=True,
-        )
-        assert results[0] is None
-        assert results[2] is None
-        error = results[1]
-        assert isinstance(error, StorageWriteError)
-        assert not isinstance(error, StoreBusyError)
-        assert (error.execution_id, error.sequence) == ("big", 0)
-        assert isinstance(error.__cause__, apsw.FullError)
-        assert await store.read("big") == []
-        assert [p.position for p in await store.read_all()] == list(range(1, 7))
-
-
-async def test_a_value_that_sqlite_cannot_hold_fails_its_caller_alone(path: Path) -> None:
-    async with await SqliteEventStore.open(path) as store:
-        impossible = Envelope("bad", 0, "note", b"null", 2**70)
-        results = await asyncio.gather(
-            store.append(event("x", 0)),
-            store.append(impossible),
-            store.append(event("y", 0)),
-            return_exceptions=True,
-        )
-        assert [type(result) for result in results] == [type(None), StorageWriteError, type(None)]
-        assert (await store.list_executions())[-1].execution_id == "y"
-
-
-async def test_a_file_that_cannot_be_written_is_a_write_error_and_reads_go_on(path: Path) -> None:
-    async with await SqliteEventStore.open(path) as store:
-        await store.append(event("x", 0))
-        await _on_the_writer(store, "PRAGMA query_only=ON")
-        with pytest.raises(StorageWriteError) as caught:
-            await store.append(event("x", 1))
-        assert isinstance(caught.value.__cause__, apsw.ReadOnlyError)
-        assert (caught.value.execution_id, caught.value.sequence) == ("x", 1)
-        assert len(await store.read("x")) == 1
-
-
-async def _on_the_writer(store: SqliteEventStore, sql: str) -> None:
-    """Run a statement on the writer's own connection, in its thread."""
-    from loomfast.stores import _sqlite_writer as writer
-
-    class Judged(writer.AcquireFence):
-        __slots__ = ()
-
-    original = writer.Ledger.commit
-
-    def commit(ledger: Any, calls: list[Any], deadline: float) -> list[tuple[Any, Any]]:
-        if isinstance(calls[0], Judged):
-            ledger.connection.execute(sql)
-            return [(calls[0], None)]
-        return original(ledger, calls, deadline)
-
-    writer.Ledger.commit = commit  # type: ignore[method-assign]  # undone below
-    try:
-        await store._ask(store._writer, None, Judged(""))
-    finally:
-        writer.Ledger.commit = original  # type: ignore[method-assign]  # as it was
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        "body = CAST(replace(CAST(body AS TEXT), '1', '2') AS BLOB)",
-        "body = 'text'",
-        "body = 5",
-        "kind = kind + 1",
-        "kind = 99",
-        "timestamp = timestamp + 1",
-        "stamp = 5",
-        "subject = 'other'",
-        "subject = NULL",
-        "subject = 5",
-        "fence = 9",
-        "extra = x'7b7d'",
-        "checksum = checksum + 1",
-    ],
-)
-async def test_a_row_that_is_not_as_it_was_written_is_found_and_named(path: Path, change: str) -> None:
-    async with await SqliteEventStore.open(path) as store:
-        await store.append_batch([*log("x", 3), *log("sound", 3)])
-        connection = foreign(path)
-        connection.execute(f"UPDATE events SET {change} WHERE id = (1 << 32) + 1")
-        connection.close()
-        with pytest.raises(StoreReadError, match=r"'x', sequence 1") as caught:
-            await store.read("x")
-        assert caught.value.execution_id == "x"
-        with pytest.raises(StoreReadError):
-            await store.read_all()
-        assert await store.read("sound") == log("sound", 3)
-
-
-async def test_a_damaged_page_is_a_read_error_that_names_the_execution(path: Path) -> None:
-    async with await SqliteEventStore.open(path) as store:
-        await store.append_batch(log("x", 2_000))
-    size = path.stat().st_size
-    with open(path, "r+b") as file:
-        file.seek(size // 2)
-        file.write(b"\xff" * 20_000)
-    async with await SqliteEventStore.open(path) as store:
-        with pytest.raises(StoreReadError) as caught:
-            await store.read("x")
-        assert caught.value.execution_id == "x"
-        with pytest.raises(StoreReadError):
-            await store.fold("x")
-        await store.append(event("y", 0))
 
 
 # --- threads, processes, memory ------------------------------------------------------------------

@@ -29,7 +29,6 @@ from loomfast._errors import (
     DeterminismError,
     JsonFormError,
     RunOverError,
-    StorageWriteError,
 )
 from loomfast._kernels import State, canonical, decode, encode, encode_digest, fnv1a64, format_digest
 from loomfast._runtime.deps import RunDeps
@@ -55,6 +54,8 @@ class WorkflowContext:
         self._decisions = CallKeys()
         self._consumed = 0
         self._patches: dict[str, bool] = {}
+        self._task = asyncio.current_task()
+        self._here: LiveStep | None = None  # the step that runs in the flow's own task
         self._live: dict[asyncio.Task[Any], LiveStep] = {}
         self._deliberating: set[asyncio.Future[None]] = set()
         self._calls = LoopCalls()
@@ -125,10 +126,18 @@ class WorkflowContext:
     execute = run  # the records' word for it
 
     async def _execute(self, live: LiveStep, input: object) -> Any:
-        await self._outcomes_durable()
-        self._check()
+        if self._journal.outcomes_pending:
+            await self._journal.outcomes_durable()
+            self._check()
         live.begin()
         self._consumed += live.first
+        host = asyncio.current_task()
+        if host is not None and host is self._task:
+            self._here = live
+            try:
+                return await live.run_in(host, input)
+            finally:
+                self._here = None
         task = asyncio.get_running_loop().create_task(live.run(input))
         self._live[task] = live
         task.add_done_callback(self._forget)
@@ -385,12 +394,6 @@ class WorkflowContext:
 
     # --- the run's own ---------------------------------------------------------------------------
 
-    async def _outcomes_durable(self) -> None:
-        try:
-            await self._journal.outcomes_durable()
-        except StorageWriteError as error:
-            raise AbortSignal from error
-
     def _enter(self) -> None:
         """Raise unless the flow itself may make a call that a re-run finds again in its place.
 
@@ -444,11 +447,15 @@ class WorkflowContext:
     def _cancel(self) -> None:
         """Let no further effect start, and cancel those that run; each records its outcome."""
         self._cancelled = True
+        if self._here is not None:
+            self._here.stop(None)
         for task, live in self._live.items():
             live.stop(task)
 
     def _close(self) -> None:
         """Stop the steps that still run without recording an outcome for them."""
+        if self._here is not None:
+            self._here.stop(None, closing=True)
         for task, live in self._live.items():
             live.stop(task, closing=True)
 

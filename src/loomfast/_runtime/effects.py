@@ -1,8 +1,10 @@
 """Executing the effect of a step, and recording how it ended.
 
-A live step runs in a task of its own and writes its outcomes itself, so that they are recorded even when the
-branch of the flow that asked is gone. It makes attempts until one settles or no retry is left. Of the emit
-rule it tells what happened: an effect began, an effect ended, the step ended unsettled.
+A live step writes its outcomes itself, so that they are recorded even when the branch of the flow that asked
+is gone. For that it runs in a task of its own, unless it is the flow's own task that asks: nothing outlives
+that one, so the step runs in it, in a copy of its context variables (`InContext`), and a task is saved. It
+makes attempts until one settles or no retry is left. Of the emit rule it tells what happened: an effect
+began, an effect ended, the step ended unsettled.
 
 An effect ends when it ITSELF ends: a timed-out task that ignores its cancellation, or the thread of a sync
 step, may outlive its attempt. Until then it counts as in flight; what it returns late is dropped.
@@ -21,7 +23,7 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -119,7 +121,7 @@ Proceed: TypeAlias = Callable[[], Awaitable[Any]]
 EffectMiddleware: TypeAlias = Callable[[EffectContext, Proceed], Awaitable[Any]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EffectTools:
     """What executing effects needs of its surroundings; the same for every step of a run."""
 
@@ -129,11 +131,41 @@ class EffectTools:
     deps: RunDeps
 
 
+class InContext:
+    """Awaits a coroutine in a copy of the caller's context variables, and in the caller's task.
+
+    It sees what was set before, and what it sets is seen by nobody else (F36).
+    """
+
+    __slots__ = ("_context", "_coroutine")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._coroutine = coroutine
+        self._context = contextvars.copy_context()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        run, coroutine = self._context.run, self._coroutine
+        try:
+            waited_for = run(coroutine.send, None)
+            while True:
+                try:
+                    answer = yield waited_for
+                except GeneratorExit:
+                    run(coroutine.close)
+                    raise
+                except BaseException as error:
+                    waited_for = run(coroutine.throw, error)
+                else:
+                    waited_for = run(coroutine.send, answer)
+        except StopIteration as returned:
+            return returned.value
+
+
 class LiveStep:
     """One step that is executed in this run, attempt after attempt.
 
-    `attempt` is the number of the first one to make. Run it in a task of its own. `closing`: it is stopped
-    without an outcome, and nobody waits for it.
+    `attempt` is the number of the first one to make. `run` it in a task of its own, or `run_in` the flow's.
+    `closing`: it is stopped without an outcome, and nobody waits for it.
     """
 
     def __init__(
@@ -142,6 +174,8 @@ class LiveStep:
         self.closing = False
         self._stopped = False
         self._entered = False
+        self._host: asyncio.Task[Any] | None = None
+        self._host_cancels = 0
         self._tools = tools
         self._step = step
         self._key = key
@@ -152,6 +186,22 @@ class LiveStep:
     def begin(self) -> None:
         """Record the first STEP_STARTED, in the caller's own turn of the loop."""
         self._started()
+
+    async def run_in(self, host: asyncio.Task[Any], input: object) -> Any:
+        """As `run`, in the task that asks, `host`.
+
+        Cancelled, it raises CancelledError whatever the effect makes of it.
+        """
+        self._host, self._host_cancels = host, host.cancelling()
+        try:
+            output = await InContext(self.run(input))
+        except Exception:
+            if self._interrupted():
+                raise asyncio.CancelledError from None
+            raise
+        if self._interrupted():
+            raise asyncio.CancelledError
+        return output
 
     async def run(self, input: object) -> Any:
         """Return the output in JSON form, or raise the failure.
@@ -168,7 +218,7 @@ class LiveStep:
                 returned = False
                 try:
                     if self._step.at_most_once:
-                        await self._tools.journal.drain()
+                        await self._tools.journal.all_durable()
                     output = await attempt.run(input)
                     returned = True
                     body = encode({"key": self._key, "output": output})
@@ -199,14 +249,20 @@ class LiveStep:
             if not settled:
                 self._tools.rule.ended_unsettled()
 
-    def stop(self, task: asyncio.Task[Any], *, closing: bool = False) -> None:
+    def stop(self, task: asyncio.Task[Any] | None, *, closing: bool = False) -> None:
         """Let no further attempt begin, and cancel the one that runs: once, so that it can clean up.
 
-        `task` is what runs this step. With `closing`, no outcome is recorded for it.
+        `task` is what runs this step, None for one that runs in the flow's: whoever calls cancels that. With
+        `closing`, no outcome is recorded for it.
         """
         if not self._stopped or (closing and not self.closing):
             self._stopped, self.closing = True, closing
-            task.cancel()
+            if task is not None:
+                task.cancel()
+
+    def _interrupted(self) -> bool:
+        """Whether the flow's task, in which this step runs, has been cancelled since."""
+        return self._host is not None and self._host.cancelling() > self._host_cancels
 
     def done(self) -> None:
         """The task is done. One that was cancelled before its first turn never entered `run`."""
@@ -232,7 +288,7 @@ class LiveStep:
 
     def _delay_s(self, error: BaseException, tries: int) -> float | None:
         retry = self._step.retry
-        if retry is None or self._stopped or not isinstance(error, retry.on):
+        if retry is None or self._stopped or self._interrupted() or not isinstance(error, retry.on):
             return None
         return retry.delay_s(self._tools.journal.execution_id, self._key, tries)
 
@@ -253,7 +309,7 @@ class _Attempt:
         self._step = step
         self._fx = EffectContext(tools.journal, tools.calls, step.id, key, number, tools.deps.persists_json)
         self._executing = 0
-        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._over: asyncio.Future[None] | None = None
 
     async def run(self, input: object) -> Any:
         """Return what the effect returns; raise what it raises, or `StepTimeoutError`."""
@@ -270,12 +326,15 @@ class _Attempt:
         timer = loop.create_task(_nap(self._tools.deps.clock, timeout_s))
         try:
             await asyncio.wait((effect, timer), return_when=asyncio.FIRST_COMPLETED)
-            if effect.done():
-                return effect.result()
-            raise StepTimeoutError(self._fx.key, timeout_s)
-        except asyncio.CancelledError:
             if not effect.done():
                 effect.cancel()
+                await asyncio.sleep(0)  # one that heeds it has ended when its caller goes on
+                raise StepTimeoutError(self._fx.key, timeout_s)
+            return effect.result()
+        except asyncio.CancelledError:
+            if not effect.cancelling():
+                effect.cancel()
+            if not effect.done():
                 await asyncio.wait((effect, timer), return_when=asyncio.FIRST_COMPLETED)
             if effect.done() and not effect.cancelled():
                 return effect.result()  # it ended by itself all the same: that is its outcome
@@ -283,14 +342,15 @@ class _Attempt:
         finally:
             timer.cancel()
             if not effect.done():
-                effect.cancel()
                 effect.add_done_callback(_drop)
             del effect
 
     async def over(self, bound_s: float) -> None:
         """Wait until the effect itself has ended, at most `bound_s` seconds."""
-        if not self._over.done():
-            timer = asyncio.get_running_loop().create_task(_nap(self._tools.deps.clock, bound_s))
+        if self._executing:
+            loop = asyncio.get_running_loop()
+            self._over = loop.create_future()
+            timer = loop.create_task(_nap(self._tools.deps.clock, bound_s))
             try:
                 await asyncio.wait((self._over, timer), return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -338,7 +398,7 @@ class _Attempt:
     def _ended(self) -> None:
         self._executing -= 1
         self._tools.rule.ended()
-        if self._executing == 0 and not self._over.done():
+        if self._executing == 0 and self._over is not None and not self._over.done():
             self._over.set_result(None)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import traceback
+from collections.abc import Callable
 
 from loomfast._core import failures
 from loomfast._core.definitions import FlowDefinition
@@ -20,22 +21,30 @@ from loomfast._runtime.context import WorkflowContext
 from loomfast._runtime.deps import RunDeps
 from loomfast._runtime.hooks import logger
 from loomfast._runtime.journal import ExecutionJournal
+from loomfast._runtime.rest import Rest
 from loomfast._runtime.signals import RunSignal
 
 
 class DrivenExecution:
     """Drives one execution.
 
-    `rest` resolves to the state at rest, or to what kept it from resting: the `StorageWriteError` of a failed
-    write, the `DeterminismError` of a run that left its log, or a `RuntimeClosedError`.
+    `rest` tells of the state at rest, or of what kept it from resting: the `StorageWriteError` of a failed
+    write, the `DeterminismError` of a run that left its log, or a `RuntimeClosedError`. `at_end` is called
+    with this and the state at rest, or None, before any waiter is told.
     """
 
-    def __init__(self, flow: FlowDefinition, journal: ExecutionJournal, deps: RunDeps) -> None:
+    def __init__(
+        self,
+        flow: FlowDefinition,
+        journal: ExecutionJournal,
+        deps: RunDeps,
+        at_end: Callable[[DrivenExecution, State | None], object],
+    ) -> None:
         self.flow = flow
         self.journal = journal
-        self.rest: asyncio.Future[State] = asyncio.get_running_loop().create_future()
-        self.rest.add_done_callback(_seen)
+        self.rest = Rest()
         self.closing = False
+        self._at_end = at_end
         self._deps = deps
         self._cancelled = False
         self._reason = b""
@@ -56,16 +65,20 @@ class DrivenExecution:
         self._task.add_done_callback(lambda _: self._end())
         return self._task
 
-    def _end(self) -> None:
+    def _end(self, state: State | None = None) -> None:
+        if self.rest.done:
+            return
         self.journal.closed = True
         self.journal.on_failure = None
-        if not self.rest.done():
-            self.rest.set_exception(
-                self.journal.failure or self._failure or RuntimeClosedError(self.journal.execution_id)
-            )
+        failure = None
+        if state is None:
+            failure = self.journal.failure or self._failure or RuntimeClosedError(self.journal.execution_id)
+        self._at_end(self, state)
+        self.rest.settle(state, failure)
 
     async def _drive(self) -> None:
         journal = self.journal
+        state: State | None = None
         try:
             if not self._cancelled:
                 await self._run()
@@ -89,9 +102,9 @@ class DrivenExecution:
             if not self.closing:
                 raise
         else:
-            self.rest.set_result(journal.state)
+            state = journal.state
         finally:
-            self._end()
+            self._end(state)
 
     async def _run(self) -> None:
         journal = self.journal
@@ -158,7 +171,8 @@ class DrivenExecution:
     def _abort(self) -> None:
         if self._context is not None:
             self._context._close()
-        self._interrupt()
+        if self._task is not asyncio.current_task():  # there, the call that leads here raises
+            self._interrupt()
 
     def _interrupt(self) -> None:
         if self._in_flow and self._task is not None:
@@ -177,8 +191,3 @@ class DrivenExecution:
             await asyncio.wait((self._task,))
         with contextlib.suppress(StorageWriteError):
             await self.journal.drain()
-
-
-def _seen(rest: asyncio.Future[State]) -> None:
-    if not rest.cancelled():
-        rest.exception()  # seen here: an execution nobody waits for makes no "never retrieved" noise

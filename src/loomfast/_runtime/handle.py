@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 from loomfast._errors import ExecutionCancelledError, ExecutionFailedError
 from loomfast._events import CANCELLED, END_KIND, FAILED, SUSPENDED
 from loomfast._kernels import State
+from loomfast._runtime.rest import Rest
 
 if TYPE_CHECKING:
-    from loomfast._runtime.runtime import WorkflowRuntime
+    from loomfast._runtime.waiting import Waiting
 
 ENDED = frozenset(END_KIND)
 RESTING = ENDED | {SUSPENDED}
@@ -23,19 +23,12 @@ class ExecutionHandle:
     if it could not; it keeps nothing else.
     """
 
-    __slots__ = ("_failure", "_runtime", "execution_id")
+    __slots__ = ("_rest", "_waiting", "execution_id")
 
-    def __init__(
-        self, runtime: WorkflowRuntime, execution_id: str, rest: asyncio.Future[State] | None = None
-    ) -> None:
-        self._runtime = runtime
+    def __init__(self, waiting: Waiting, execution_id: str, rest: Rest | None = None) -> None:
+        self._waiting = waiting
         self.execution_id = execution_id
-        self._failure: BaseException | None = None
-        if rest is not None:
-            rest.add_done_callback(self._rested)
-
-    def _rested(self, rest: asyncio.Future[State]) -> None:
-        self._failure = rest.exception()
+        self._rest = rest
 
     async def rest(self) -> State:
         """Wait until the execution rests (suspended or ended) and return its durable state.
@@ -58,7 +51,7 @@ class ExecutionHandle:
         return state.output
 
     async def _reach(self, statuses: frozenset[str]) -> State:
-        return await self._runtime._wait_for(self.execution_id, statuses, lambda: self._failure)
+        return await self._waiting.reach(self.execution_id, statuses, self._rest)
 
     def __repr__(self) -> str:
         return f"<ExecutionHandle {self.execution_id}>"

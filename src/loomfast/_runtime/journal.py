@@ -6,8 +6,9 @@ opinion about which events a flow makes.
 Theory of operation
 -------------------
 `commit` gives an event the next sequence, folds it into `state`, tells `on_event`, and queues it; it does not
-wait. A single writer task takes what has queued up and appends it, in order, one batch at a time, so that the
-log on the store is always a prefix of the log in memory. `drain` waits until the queue is empty: a
+wait. What has queued up by the loop's next turn, or by the time somebody waits for it, is appended, in order,
+one batch at a time, so that the log on the store is always a prefix of the log in memory. No task does this:
+`store.write` begins an append, and its future calls back. `drain` waits until the queue is empty: a
 suspension, a completion or an at-most-once effect is acknowledged only behind it.
 
 A failed write is final. The journal keeps the error, drops the queue and calls `on_failure`; from then on
@@ -77,7 +78,8 @@ class ExecutionJournal:
         self._batch_events = batch_events
         self._queue: deque[tuple[Envelope, ...]] = deque()
         self._queued = 0
-        self._writer: asyncio.Task[None] | None = None
+        self._due = False  # the loop will call `_flush`
+        self._writing: asyncio.Future[Exception | None] | None = None
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
 
     @property
@@ -143,11 +145,25 @@ class ExecutionJournal:
         """
         await self._until(lambda: self._queued == 0)
 
+    async def all_durable(self) -> None:
+        """As `drain`, within a run: a failed write ends it, so this raises `AbortSignal`."""
+        try:
+            await self.drain()
+        except StorageWriteError as error:
+            raise AbortSignal from error
+
+    @property
+    def outcomes_pending(self) -> bool:
+        """Whether an outcome is not durable yet: no effect begins until it is."""
+        return self._durable < self._outcome
+
     async def outcomes_durable(self) -> None:
-        """Return once every outcome committed before this call is durable; otherwise as `drain`."""
+        """Return once every outcome committed before this call is durable; otherwise as `all_durable`."""
         outcome = self._outcome
-        if self._durable < outcome:
+        try:
             await self._until(lambda: self._durable >= outcome)
+        except StorageWriteError as error:
+            raise AbortSignal from error
 
     def room(self, cancelled: Callable[[], object] | None = None) -> Room:
         """Return an awaitable that is done as soon as the queue has room.
@@ -157,6 +173,8 @@ class ExecutionJournal:
         return Room(self, cancelled)
 
     async def _until(self, reached: Callable[[], bool]) -> None:
+        if self.failure is None and not reached():
+            self._flush()
         while self.failure is None and not reached():
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append((reached, waiter))
@@ -173,11 +191,11 @@ class ExecutionJournal:
             self._fold(envelope)
         self._queue.append(unit)
         self._queued += len(unit)
-        if self._writer is None:
-            self._writer = asyncio.get_running_loop().create_task(self._write())
-        # Last, when everything stands: a hook may come back with an event of its own.
-        for envelope in unit:
-            call(self._hooks.on_event, envelope)
+        self._soon()
+        if self._hooks.on_event is not None:
+            # Last, when everything stands: a hook may come back with an event of its own.
+            for envelope in unit:
+                call(self._hooks.on_event, envelope)
 
     def _fold(self, envelope: Envelope) -> None:
         self._state = fold_events(self._state, (envelope,))
@@ -185,51 +203,79 @@ class ExecutionJournal:
         if envelope.kind in OUTCOMES:
             self._outcome = envelope.sequence
 
-    async def _write(self) -> None:
-        while True:
-            batch = list(self._queue[0])
-            units = 1
-            while units < len(self._queue) and len(batch) + len(self._queue[units]) <= self._batch_events:
-                batch.extend(self._queue[units])
-                units += 1
-            try:
-                if len(batch) == 1:
-                    await self._store.append(batch[0])
-                else:
-                    await self._store.append_batch(batch)
-            except BaseException as error:
-                # A cancelled append counts as failed too: whoever waits for it must not wait for ever.
-                self._fail(batch[0].sequence, error)
-                if not isinstance(error, Exception):
-                    raise
-                return
-            for _ in range(units):
-                self._queue.popleft()
-            self._queued -= len(batch)
-            self._durable = batch[-1].sequence
-            done = not self._queue
-            if done:
-                self._writer = None
+    def _soon(self) -> None:
+        """Have the queue written in the loop's next turn, with what comes until then."""
+        if not self._due and self._writing is None:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._flush_due)
+
+    def _flush_due(self) -> None:
+        self._due = False
+        self._flush()
+
+    def _flush(self) -> None:
+        """Begin to write what is at the head of the queue, unless a write is on its way."""
+        if self._writing is not None or not self._queue:
+            return
+        batch = self._queue[0]
+        units = 1
+        if len(self._queue) > 1:
+            batch, units = self._batch()
+        try:
+            self._writing = self._store.write(batch)
+        except Exception as error:
+            self._fail(batch[0].sequence, error)
+            return
+        if self._writing is None:
+            self._written(batch, units)
+        else:
+            self._writing.add_done_callback(lambda writing: self._answered(writing, batch, units))
+
+    def _batch(self) -> tuple[tuple[Envelope, ...], int]:
+        """Return what one append takes of the queue, and how many units of the queue that is."""
+        batch: list[Envelope] = []
+        units = 0
+        for unit in self._queue:
+            if units and len(batch) + len(unit) > self._batch_events:
+                break
+            batch.extend(unit)
+            units += 1
+        return tuple(batch), units
+
+    def _answered(
+        self, writing: asyncio.Future[Exception | None], batch: tuple[Envelope, ...], units: int
+    ) -> None:
+        self._writing = None
+        # An append that was cancelled counts as failed too: whoever waits for it must not wait for ever.
+        error = asyncio.CancelledError() if writing.cancelled() else writing.exception() or writing.result()
+        if error is None:
+            self._written(batch, units)
+        else:
+            self._fail(batch[0].sequence, error)
+
+    def _written(self, batch: tuple[Envelope, ...], units: int) -> None:
+        for _ in range(units):
+            self._queue.popleft()
+        self._queued -= len(batch)
+        self._durable = batch[-1].sequence
+        if self._queue:
+            self._soon()
+        if self._waiters:
             self._wake()
-            if self._hooks.on_commit is not None:
-                for envelope in batch:
-                    call(self._hooks.on_commit, envelope)
-            if done:
-                return
+        if self._hooks.on_commit is not None:
+            for envelope in batch:
+                call(self._hooks.on_commit, envelope)
 
     def _fail(self, sequence: int, error: BaseException) -> None:
         self.failure = write_error(self.execution_id, sequence, error)
         self._queue.clear()
         self._queued = 0
-        self._writer = None
         self._wake()
         call(self._hooks.on_storage_error, self.failure)
         if self.on_failure is not None:
             self.on_failure()
 
     def _wake(self) -> None:
-        if not self._waiters:
-            return
         waiting, self._waiters = self._waiters, []
         for reached, waiter in waiting:
             if self.failure is None and not reached():

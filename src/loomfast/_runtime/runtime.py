@@ -1,7 +1,8 @@
-"""The runtime: starts, resumes and recovers executions on one store.
+"""The runtime: the door to everything that is done to executions from outside a flow.
 
-What lives here: which executions this process drives, and the calls that come from outside a flow. What must
-not: how one run goes (execution, context), how a bootstrap becomes durable (bootstrap).
+What lives here: `WorkflowRuntime`, which says what each call promises and puts its parts together. What must
+not: how any of it is done: starting, answering, cancelling, recovering, history and waiting are files of
+their own, around the table of what this process drives (driven).
 """
 
 from __future__ import annotations
@@ -9,50 +10,29 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import os
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Self, TypeVar
-from weakref import WeakValueDictionary
+from typing import Any, Self
 
-from loomfast._core import answers, schema
-from loomfast._core.answers import Draft
-from loomfast._core.arguments import text_argument
 from loomfast._core.definitions import FlowDefinition, FlowFunction
-from loomfast._core.definitions import flow as define_flow
-from loomfast._errors import (
-    BadInputError,
-    BeyondLogError,
-    ConflictError,
-    DuplicateSequenceError,
-    ExecutionAlreadyExistsError,
-    ExecutionEndedError,
-    GateRefusedError,
-    LoomError,
-    RuntimeClosedError,
-    StaleFenceError,
-    StepRefusedError,
-    StorageWriteError,
-    UnknownExecutionError,
-    UnknownFlowError,
-)
-from loomfast._events import CANCELLED, RUNNING
-from loomfast._kernels import Envelope, State, decode, encode, fold_events
-from loomfast._runtime.bootstrap import append_bootstrap
+from loomfast._errors import BadInputError, StorageWriteError
+from loomfast._kernels import Envelope, State
+from loomfast._runtime.answering import Answering
+from loomfast._runtime.cancelling import Cancelling
 from loomfast._runtime.clock import Clock, SystemClock
 from loomfast._runtime.deps import DeterminismPolicy, RunDeps
+from loomfast._runtime.driven import DrivenExecutions
 from loomfast._runtime.effects import EffectMiddleware
-from loomfast._runtime.execution import DrivenExecution
+from loomfast._runtime.flows import FlowTable
 from loomfast._runtime.handle import ExecutionHandle
-from loomfast._runtime.hooks import Hooks, call, logger
-from loomfast._runtime.journal import BATCH_EVENTS, ExecutionJournal, write_error
-from loomfast._runtime.loading import StateLoader
+from loomfast._runtime.history import History
+from loomfast._runtime.hooks import Hooks
+from loomfast._runtime.journal import BATCH_EVENTS
+from loomfast._runtime.recovering import Recovering
+from loomfast._runtime.starting import Starting
+from loomfast._runtime.waiting import Waiting
 from loomfast.stores import EventStore
-
-T = TypeVar("T")
-
-# How often a waiter looks for what another process has written.
-POLL_S = 0.25
 
 
 def ulid_factory() -> Callable[[], str]:
@@ -108,19 +88,12 @@ class WorkflowRuntime:
         if batch_events < 1:
             raise BadInputError(f"batch_events={batch_events}: must be 1 or more")
         self.store = store
-        self._states = StateLoader(store.primary)
-        self._clock = clock or SystemClock()
-        self._id_factory = id_factory or ulid_factory()
-        self._hooks = Hooks(on_event, on_commit, on_storage_error)
-        self._batch_events = batch_events
-        self._snapshot_every = snapshot_every
-        self._truncate = truncate
         self._own_executor: Executor | None = None
         if executor is None:
             executor = ThreadPoolExecutor(step_threads, thread_name_prefix="loomfast-step")
             self._own_executor = executor
-        self._deps = RunDeps(
-            self._clock,
+        deps = RunDeps(
+            clock or SystemClock(),
             entropy,
             executor,
             tuple(middleware),
@@ -128,23 +101,23 @@ class WorkflowRuntime:
             store.persists_json,
             contextvars.copy_context(),
         )
-        self._flows: dict[str, FlowDefinition] = {}
-        self._driven: dict[str, DrivenExecution] = {}
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._snapshots_due: set[asyncio.Task[None]] = set()
-        self._watchers: dict[str, set[asyncio.Future[None]]] = {}
-        self._closed = False
-        for flow in flows:
-            self.register(flow)
+        hooks = Hooks(on_event, on_commit, on_storage_error)
+        id_factory = id_factory or ulid_factory()
+        self._flows = FlowTable(flows)
+        self._driven = driven = DrivenExecutions(store, deps, hooks, batch_events=batch_events)
+        self._waiting = Waiting(driven)
+        self._starting = Starting(driven, self._flows, id_factory)
+        self._answering = Answering(driven, self._flows)
+        self._cancelling = Cancelling(driven)
+        self._recovering = Recovering(driven, self._flows)
+        self._history = History(
+            driven, self._flows, id_factory, snapshot_every=snapshot_every, truncate=truncate
+        )
+        driven.at_rest = self._history.rested
 
     def register(self, flow: FlowDefinition | FlowFunction) -> FlowDefinition:
         """Make a flow known by its id. Raises `BadInputError` when the id stands for another function."""
-        definition = flow if isinstance(flow, FlowDefinition) else define_flow(flow)
-        known = self._flows.setdefault(definition.id, definition)
-        if known.function is not definition.function:
-            raise BadInputError(f"flow id {definition.id!r} stands for two different functions")
-        return known
+        return self._flows.register(flow)
 
     # --- starting --------------------------------------------------------------------------------
 
@@ -165,37 +138,9 @@ class WorkflowRuntime:
         chosen id `StorageWriteError` or `StartFencedOutError`. Cancelled with a chosen id, the execution may
         exist.
         """
-        self._check_open()
-        if fence is not None and (type(fence) is not int or not 0 <= fence < 2**63):
-            raise BadInputError(f"fence={fence!r}: must be a token that acquire_fence returned")
-        if execution_id is not None:
-            text_argument("execution_id", execution_id)
-        try:
-            definition = self.register(flow)
-            body = _started(definition, input)
-            extra = None if compute_target is None else encode({"computeTarget": compute_target})
-        except BadInputError as error:
-            if execution_id is not None and await self.store.read_range(execution_id, 0, 0):
-                raise ExecutionAlreadyExistsError(execution_id) from error
-            raise
-        if execution_id is None:
-            journal = self._journal(self._id_factory(), fence=fence)
-            journal.commit("EXECUTION_STARTED", body, extra=extra)
-            return self._drive(definition, journal, inherit=True)
-        journal = self._journal(execution_id, fence=fence)
-        envelope = journal.envelope(Draft("EXECUTION_STARTED", body), extra=extra)
-        return await self._finish(execution_id, self._start_once(definition, journal, envelope))
-
-    async def _start_once(
-        self, flow: FlowDefinition, journal: ExecutionJournal, envelope: Envelope
-    ) -> ExecutionHandle:
-        try:
-            await append_bootstrap(self.store, envelope)
-        except StorageWriteError as error:
-            call(self._hooks.on_storage_error, error)
-            raise
-        journal.adopt(envelope)
-        return self._drive(flow, journal, inherit=True)
+        self._driven.check_open()
+        live = await self._starting.start(flow, input, execution_id, compute_target, fence)
+        return self._waiting.handle(live.journal.execution_id, live)
 
     # --- answering -------------------------------------------------------------------------------
 
@@ -217,13 +162,9 @@ class WorkflowRuntime:
         `InputValidationError`, `JsonFormError`, `StorageWriteError`. Cancelled while the store works, the
         answer is written whole or not at all.
         """
-        return await self._tell(
-            execution_id,
-            lambda state: answers.answer(
-                self._flow_of(state), state, event_type, payload, correlation_key, gate
-            ),
-            lambda: GateRefusedError(execution_id, event_type, "another writer was first"),
-        )
+        self._driven.check_open()
+        live = await self._answering.resume(execution_id, event_type, payload, correlation_key, gate)
+        return self._waiting.handle(execution_id, live)
 
     async def fire(self, execution_id: str) -> ExecutionHandle:
         """Pass the pending gate of an execution whose `wakeAt` has come, with the answer null.
@@ -231,11 +172,8 @@ class WorkflowRuntime:
         Raises `GateRefusedError` when no gate waits for a timer, it is not due yet, or somebody else was
         first; otherwise as `resume`.
         """
-        return await self._tell(
-            execution_id,
-            lambda state: answers.fire(state, self._clock.now_ms()),
-            lambda: GateRefusedError(execution_id, answers.TIMER_FIRED, "another writer was first"),
-        )
+        self._driven.check_open()
+        return self._waiting.handle(execution_id, await self._answering.fire(execution_id))
 
     async def resolve_in_doubt(
         self,
@@ -252,11 +190,9 @@ class WorkflowRuntime:
         it did not happen and may run again. Raises `StepRefusedError` when the step is not in doubt;
         otherwise as `resume`.
         """
-        return await self._tell(
-            execution_id,
-            lambda state: answers.resolve(state, key, output=output, error=error, release=release),
-            lambda: StepRefusedError(execution_id, key, "another writer was first"),
-        )
+        self._driven.check_open()
+        live = await self._answering.resolve_in_doubt(execution_id, key, output, error, release)
+        return self._waiting.handle(execution_id, live)
 
     async def cancel(self, execution_id: str, reason: Any = None) -> State:
         """Cancel an execution and return its final state. A repeat is a no-op.
@@ -267,146 +203,8 @@ class WorkflowRuntime:
         Raises `ExecutionEndedError` for one that has completed or failed, `UnknownExecutionError`,
         `JsonFormError`, `StorageWriteError`.
         """
-        self._check_open()
-        body = encode({"reason": reason})
-        state: State | None = None
-        live = self._live(execution_id)
-        if live is not None and not self._turn(execution_id).locked():
-            live.cancel(body)  # at once, before it takes another turn
-        else:
-            state = await self._finish(execution_id, self._cancel_in_turn(execution_id, body))
-        if state is None:
-            live = self._live(execution_id)
-            state = await (self._states.load(execution_id) if live is None else asyncio.shield(live.rest))
-        if state.status != CANCELLED:
-            raise ExecutionEndedError(execution_id, state.status)
-        return state
-
-    async def _cancel_in_turn(self, execution_id: str, body: bytes) -> State | None:
-        """Return the final state, or None for an execution that is driven here and unwinds now."""
-        live = self._live(execution_id)
-        if live is None:
-            return await self._cancel_parked(execution_id, body)
-        live.cancel(body)
-        return None
-
-    async def _cancel_parked(self, execution_id: str, body: bytes) -> State:
-        while True:
-            state = await self._states.load(execution_id)
-            if state.ended is not None:
-                return state
-            fence = await self.store.acquire_fence(execution_id)
-            journal = self._journal(execution_id, state=state, fence=fence)
-            envelope = journal.envelope(Draft("EXECUTION_CANCELLED", body))
-            try:
-                await self._append(envelope)
-            except ConflictError:
-                continue  # somebody wrote in between: look again
-            journal.adopt(envelope)
-            return journal.state
-
-    async def _tell(
-        self,
-        execution_id: str,
-        drafted: Callable[[State], tuple[Draft, ...]],
-        beaten: Callable[[], ConflictError],
-    ) -> ExecutionHandle:
-        """Append what `drafted` makes of the state, all or nothing, and drive on.
-
-        `beaten` makes the error for a call that came second.
-        """
-        self._check_open()
-        return await self._finish(execution_id, self._tell_in_turn(execution_id, drafted, beaten))
-
-    async def _tell_in_turn(
-        self,
-        execution_id: str,
-        drafted: Callable[[State], tuple[Draft, ...]],
-        beaten: Callable[[], ConflictError],
-    ) -> ExecutionHandle:
-        live = self._live(execution_id)
-        if live is not None:
-            await live.journal.drain()
-            live = self._live(execution_id)
-        if live is not None:
-            live.journal.commit_group(drafted(live.journal.state))
-            try:
-                await live.journal.drain()
-            except StorageWriteError as error:
-                if isinstance(error.__cause__, ConflictError):
-                    raise beaten() from error
-                raise
-            return ExecutionHandle(self, execution_id, live.rest)
-        fence: int | None = None
-        while True:
-            state = await self._states.load(execution_id)
-            flow = self._flow_of(state)
-            journal = self._journal(execution_id, state=state, fence=fence)
-            try:
-                drafts = drafted(state)
-            except ConflictError:
-                if fence is not None and state.status == RUNNING:
-                    # Somebody was first after all, and is fenced out by now: whoever fences must drive.
-                    self._drive(flow, journal)
-                raise
-            envelopes = journal.envelopes(drafts)
-            try:
-                await self._append(*envelopes)
-                break
-            except StaleFenceError as error:
-                if fence is not None:
-                    raise beaten() from error
-                # A parked execution that was fenced before needs a token from whoever drives it next. Look
-                # again before fencing: who was first must not be stopped by the one who is refused.
-                drafted(await self._states.load(execution_id))
-                fence = await self.store.acquire_fence(execution_id)
-            except ConflictError as error:
-                raise beaten() from error
-        for envelope in envelopes:
-            journal.adopt(envelope)
-        return self._drive(flow, journal)
-
-    async def _finish(self, execution_id: str, work: Coroutine[Any, Any, T]) -> T:
-        """Do, one at a time for an execution, what must not stop half-way when its caller is cancelled.
-
-        What has been written gets driven, whether or not somebody still waits for the handle.
-        """
-        task = asyncio.get_running_loop().create_task(self._in_turn(execution_id, work))
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-        return await asyncio.shield(task)
-
-    async def _in_turn(self, execution_id: str, work: Coroutine[Any, Any, T]) -> T:
-        async with self._turn(execution_id):
-            return await work
-
-    def _finished(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # seen here, in case the caller is gone
-
-    async def _snapshot_due(self, execution_id: str, sequence: int, every: int) -> None:
-        try:
-            taken = await self.store.snapshots.list(execution_id)
-            newest = max((summary.sequence for summary in taken), default=0)
-            if sequence - newest >= every:
-                covered = (await self._states.snapshot(execution_id)).sequence
-                if self._truncate:
-                    await self.store.truncate_prefix(execution_id, covered + 1)
-                    await self.store.snapshots.delete(execution_id, covered)
-        except LoomError:
-            # The log is complete without it; the next rest tries again.
-            logger.exception("no snapshot of execution %r could be taken", execution_id)
-
-    async def _append(self, *envelopes: Envelope) -> None:
-        try:
-            await self.store.append_batch(envelopes)
-        except ConflictError:
-            raise
-        except Exception as error:
-            failure = write_error(envelopes[0].execution_id, envelopes[0].sequence, error)
-            call(self._hooks.on_storage_error, failure)
-            raise failure from error
+        self._driven.check_open()
+        return await self._cancelling.cancel(execution_id, reason)
 
     # --- recovering ------------------------------------------------------------------------------
 
@@ -416,22 +214,8 @@ class WorkflowRuntime:
         It is fenced first: a process that still drives it, against the caller's belief, is refused at its
         next write. Raises `UnknownExecutionError`, `UnknownFlowError`.
         """
-        self._check_open()
-        return await self._finish(execution_id, self._recover(execution_id))
-
-    async def _recover(self, execution_id: str) -> ExecutionHandle:
-        live = self._live(execution_id)
-        if live is not None:
-            return ExecutionHandle(self, execution_id, live.rest)
-        state = await self._states.load(execution_id)
-        if state.status != RUNNING:
-            return ExecutionHandle(self, execution_id)
-        flow = self._flow_of(state)
-        fence = await self.store.acquire_fence(execution_id)
-        state = await self._states.load(execution_id)  # again: what came before the fence counts
-        if state.status != RUNNING:
-            return ExecutionHandle(self, execution_id)
-        return self._drive(flow, self._journal(execution_id, state=state, fence=fence))
+        self._driven.check_open()
+        return self._waiting.handle(execution_id, await self._recovering.recover(execution_id))
 
     # --- history ---------------------------------------------------------------------------------
 
@@ -440,8 +224,8 @@ class WorkflowRuntime:
 
         Raises `UnknownExecutionError`, `TooDeepError`, `StorageError`. The execution may go on meanwhile.
         """
-        self._check_open()
-        return (await self._states.snapshot(execution_id)).sequence
+        self._driven.check_open()
+        return await self._history.snapshot(execution_id)
 
     async def truncate_prefix(self, execution_id: str, before: int | None = None) -> int:
         """Remove the events below `before` that a snapshot covers, and return how many were removed.
@@ -450,10 +234,8 @@ class WorkflowRuntime:
         event stay, so the id remains taken and the log goes on where it was. Raises `SnapshotNeededError`,
         and as `snapshot`.
         """
-        self._check_open()
-        if before is None:
-            before = await self.snapshot(execution_id) + 1
-        return await self.store.truncate_prefix(execution_id, before)
+        self._driven.check_open()
+        return await self._history.truncate_prefix(execution_id, before)
 
     async def fork(
         self,
@@ -472,92 +254,19 @@ class WorkflowRuntime:
         Raises `UnknownExecutionError`, `BeyondLogError`, `PrefixTruncatedError`, `BadInputError` for a cut at
         or behind the end, `BranchExistsError`, `UnknownFlowError`, `StorageError`.
         """
-        self._check_open()
-        if fork_id is not None:
-            text_argument("fork_id", fork_id)
-        if type(at_sequence) is not int or at_sequence < 0:
-            raise BadInputError(f"at_sequence={at_sequence!r}: must be a whole number, 0 or more")
-        prefix = await self.store.primary.read_range(execution_id, 0, at_sequence)
-        if not prefix:
-            raise UnknownExecutionError(execution_id)
-        if prefix[-1].sequence < at_sequence:
-            raise BeyondLogError(execution_id, at_sequence, prefix[-1].sequence)
-        state = fold_events(None, prefix)
-        if state.ended is not None:
-            raise BadInputError(
-                f"execution {execution_id!r} has {state.status} by {at_sequence}: cut before that"
-            )
-        flow = self._flow_of(state)
-        child_id = self._id_factory() if fork_id is None else fork_id
-        return await self._finish(
-            child_id, self._fork(flow, execution_id, child_id, at_sequence, branch_name)
-        )
-
-    async def _fork(
-        self, flow: FlowDefinition, source_id: str, child_id: str, at_sequence: int, branch_name: str | None
-    ) -> ExecutionHandle:
-        try:
-            await self.store.copy_prefix(source_id, child_id, at_sequence, branch_name=branch_name)
-        except DuplicateSequenceError as error:
-            raise ExecutionAlreadyExistsError(child_id) from error
-        state = await self._states.load(child_id)
-        if state.status != RUNNING:
-            return ExecutionHandle(self, child_id)
-        return self._drive(flow, self._journal(child_id, state=state))
+        self._driven.check_open()
+        child_id, live = await self._history.fork(execution_id, at_sequence, branch_name, fork_id)
+        return self._waiting.handle(child_id, live)
 
     # --- looking ---------------------------------------------------------------------------------
 
     def handle(self, execution_id: str) -> ExecutionHandle:
         """Return a handle to any execution, driven here or elsewhere."""
-        return ExecutionHandle(self, execution_id)
+        return self._waiting.handle(execution_id)
 
     async def load_state(self, execution_id: str) -> State | None:
         """Fold and return the durable state of an execution, or None if the store does not know it."""
-        return await self._states.find(execution_id)
-
-    async def _wait_for(
-        self,
-        execution_id: str,
-        statuses: Collection[str],
-        failure: Callable[[], BaseException | None] = lambda: None,
-    ) -> State:
-        """Wait until the execution has one of `statuses`, durably, and return its state.
-
-        An execution driven elsewhere is looked at every `POLL_S` seconds. Raises `UnknownExecutionError`,
-        what keeps an execution driven here from resting (`StorageWriteError`, `RuntimeClosedError`), and what
-        `failure` returns once nobody here drives the execution.
-        """
-        while True:
-            watcher = self._watch(execution_id)
-            try:
-                live = self._live(execution_id)
-                state: State | None
-                if live is not None:
-                    state = await self._rest_of(live)
-                else:
-                    state = await self._states.find(execution_id)
-                if state is not None and state.status in statuses:
-                    return state
-                failed = failure()
-                if failed is not None and self._live(execution_id) is None:
-                    raise failed
-                if state is None:
-                    raise UnknownExecutionError(execution_id)
-                await self._until(watcher, POLL_S)
-            finally:
-                self._unwatch(execution_id, watcher)
-
-    async def _rest_of(self, live: DrivenExecution) -> State | None:
-        try:
-            return await asyncio.shield(live.rest)
-        except StorageWriteError as error:
-            if not isinstance(error.__cause__, ConflictError):
-                raise
-            # Fenced out: what became of the execution is for the store to say.
-            state = await self._states.find(live.journal.execution_id)
-            if state is None or state.ended is None:
-                raise
-            return state
+        return await self._driven.states.find(execution_id)
 
     # --- closing ---------------------------------------------------------------------------------
 
@@ -567,10 +276,10 @@ class WorkflowRuntime:
         Every execution stays as the log has it and can be recovered. The store stays open: it is the
         caller's.
         """
-        self._closed = True
-        await asyncio.gather(*(live.close() for live in tuple(self._driven.values())))
-        if self._snapshots_due:
-            await asyncio.wait(tuple(self._snapshots_due))
+        self._driven.closed = True
+        await asyncio.gather(*(live.close() for live in tuple(self._driven.executions.values())))
+        if self._history.snapshots_due:
+            await asyncio.wait(tuple(self._history.snapshots_due))
         if self._own_executor is not None:
             self._own_executor.shutdown(wait=False, cancel_futures=True)
 
@@ -584,93 +293,3 @@ class WorkflowRuntime:
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
-
-    # --- inside ----------------------------------------------------------------------------------
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise RuntimeClosedError
-
-    def _journal(
-        self, execution_id: str, *, state: State | None = None, fence: int | None = None
-    ) -> ExecutionJournal:
-        return ExecutionJournal(
-            execution_id,
-            self.store,
-            self._clock,
-            self._hooks,
-            state=state,
-            fence=fence,
-            batch_events=self._batch_events,
-        )
-
-    def _live(self, execution_id: str) -> DrivenExecution | None:
-        live = self._driven.get(execution_id)
-        return None if live is None or live.journal.closed else live
-
-    def _turn(self, execution_id: str) -> asyncio.Lock:
-        """Return the lock of whoever, from outside, looks at this execution and acts on what was seen."""
-        return self._turns.setdefault(execution_id, asyncio.Lock())
-
-    def _drive(
-        self, flow: FlowDefinition, journal: ExecutionJournal, *, inherit: bool = False
-    ) -> ExecutionHandle:
-        if self._closed:  # the call that leads here began before `close`
-            raise RuntimeClosedError(journal.execution_id)
-        live = DrivenExecution(flow, journal, self._deps)
-        self._driven[journal.execution_id] = live
-        task = live.begin(inherit=inherit)
-        self._tasks.add(task)
-        task.add_done_callback(lambda task: self._rested(task, live))
-        for watcher in self._watchers.get(journal.execution_id, ()):
-            if not watcher.done():
-                watcher.set_result(None)
-        return ExecutionHandle(self, journal.execution_id, live.rest)
-
-    def _rested(self, task: asyncio.Task[None], live: DrivenExecution) -> None:
-        self._tasks.discard(task)
-        if self._driven.get(live.journal.execution_id) is live:
-            del self._driven[live.journal.execution_id]
-        if live.rest.exception() is None:
-            state = live.rest.result()
-            self._states.keep(state)
-            if self._snapshot_every is not None and state.ended is None and not self._closed:
-                work = self._snapshot_due(state.execution_id, state.sequence, self._snapshot_every)
-                due = asyncio.get_running_loop().create_task(work)
-                self._snapshots_due.add(due)
-                due.add_done_callback(self._snapshots_due.discard)
-
-    def _flow_of(self, state: State) -> FlowDefinition:
-        flow = self._flows.get(state.flow_id)
-        if flow is None:
-            raise UnknownFlowError(state.flow_id, state.execution_id)
-        return flow
-
-    def _watch(self, execution_id: str) -> asyncio.Future[None]:
-        watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._watchers.setdefault(execution_id, set()).add(watcher)
-        return watcher
-
-    def _unwatch(self, execution_id: str, watcher: asyncio.Future[None]) -> None:
-        watchers = self._watchers[execution_id]
-        watchers.discard(watcher)
-        if not watchers:
-            del self._watchers[execution_id]
-
-    async def _until(self, watcher: asyncio.Future[None], seconds: float) -> None:
-        pause = asyncio.get_running_loop().create_task(self._pause(seconds))
-        try:
-            await asyncio.wait((watcher, pause), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            pause.cancel()
-
-    async def _pause(self, seconds: float) -> None:
-        await self._clock.sleep(seconds)
-
-
-def _started(flow: FlowDefinition, input: Any) -> bytes:
-    """Return the payload of EXECUTION_STARTED, once the input in its JSON form fits the flow's schema."""
-    body = encode({"flowId": flow.id, "flowVersion": flow.version, "input": input})
-    if flow.input is not None:
-        schema.check(flow.input, decode(body)["input"], f"input of flow {flow.id!r}")
-    return body

@@ -25,7 +25,8 @@ batch that is alone and closing end the wait at once.
 *Refusals.* The store inside takes a batch whole or not at all. A refused one is, by default, halved until the
 offender stands alone, so that only its caller is rejected; the halves keep the order. With `isolate=False`
 every caller of the batch gets the batch's error, which is the record's behaviour. A store that is busy or
-closed is nobody's offence: everybody is told.
+closed is nobody's offence, and a write that may have happened after all (`StorageWriteError.doubtful`) must
+not be tried again, or its own events would refuse it: everybody is told.
 
 *Fences* are judged by the store inside, when the batch is flushed: what waits here while its execution is
 fenced is refused then.
@@ -40,7 +41,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from loomfast._errors import BadInputError, StoreBusyError, StoreClosedError
+from loomfast._errors import BadInputError, StorageWriteError, StoreBusyError, StoreClosedError
 from loomfast._kernels import Envelope
 from loomfast.stores._decorator import EventStoreDecorator
 from loomfast.stores._spi import EventStore
@@ -63,7 +64,7 @@ class _Append:
         if not self.outcome.done():
             self.outcome.set_result(None)
 
-    def reject(self, error: BaseException) -> None:
+    def reject(self, error: Exception) -> None:
         if not self.outcome.done():
             self.outcome.set_exception(error)
             self.outcome.exception()  # seen, in case the caller goes away in this very moment
@@ -119,15 +120,36 @@ class CoalescingEventStore(EventStoreDecorator):
         return self._waiting_events
 
     async def append(self, envelope: Envelope) -> None:
-        await self._join((envelope,), alone=False)
+        await self._told(self._enter((envelope,), alone=False))
 
     async def append_batch(self, envelopes: Sequence[Envelope]) -> None:
         if not envelopes:
             await self.inner.append_batch(())
             return
-        await self._join(tuple(envelopes), alone=len(envelopes) == 1)
+        await self._told(self._enter(tuple(envelopes), alone=len(envelopes) == 1))
 
-    async def _join(self, envelopes: tuple[Envelope, ...], *, alone: bool) -> None:
+    def write(self, envelopes: Sequence[Envelope]) -> asyncio.Future[Exception | None]:
+        told: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+
+        def tell(outcome: asyncio.Future[None]) -> None:
+            if not told.done():
+                error = outcome.exception()
+                assert error is None or isinstance(error, Exception)  # `reject` is given nothing else
+                told.set_result(error)
+
+        self._enter(tuple(envelopes), alone=False).outcome.add_done_callback(tell)
+        return told
+
+    @staticmethod
+    async def _told(append: _Append) -> None:
+        try:
+            await append.outcome
+        finally:
+            # The error knows this frame, and must not be kept alive by it.
+            del append
+
+    def _enter(self, envelopes: tuple[Envelope, ...], *, alone: bool) -> _Append:
+        """Put an append into the queue, or before it, for the flusher to take."""
         if self._closed:
             raise StoreClosedError(envelopes[0].execution_id, "the coalescing store has been closed")
         loop = asyncio.get_running_loop()
@@ -140,11 +162,7 @@ class CoalescingEventStore(EventStoreDecorator):
         self._let_in()
         if self._flusher is None:
             self._flusher = loop.create_task(self._flush())
-        try:
-            await append.outcome
-        finally:
-            # The error knows this frame, and must not be kept alive by it.
-            del append
+        return append
 
     async def close(self) -> None:
         self._closed = True
@@ -251,7 +269,7 @@ class CoalescingEventStore(EventStoreDecorator):
             else:
                 await self.inner.append(batch[0].envelopes[0])
         except Exception as error:
-            if len(batch) == 1 or not self._isolate or isinstance(error, StoreBusyError | StoreClosedError):
+            if len(batch) == 1 or not self._isolate or _is_everybodys(error):
                 while batch:  # emptied, since the error knows this frame
                     batch.pop().reject(error)
                 return
@@ -262,3 +280,10 @@ class CoalescingEventStore(EventStoreDecorator):
         middle = len(batch) // 2
         await self._write(batch[:middle])
         await self._write(batch[middle:])
+
+
+def _is_everybodys(error: Exception) -> bool:
+    """Whether an error blames no event, or leaves it open whether the batch was written."""
+    if isinstance(error, StorageWriteError) and error.doubtful:
+        return True
+    return isinstance(error, StoreBusyError | StoreClosedError)

@@ -6,6 +6,7 @@ with nothing overridden, nobody can tell the decorated store from the one inside
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 from loomfast._errors import BadInputError
@@ -37,6 +38,9 @@ class EventStoreDecorator(EventStore):
 
     async def append_batch(self, envelopes: Sequence[Envelope]) -> None:
         await self.inner.append_batch(envelopes)
+
+    def write(self, envelopes: Sequence[Envelope]) -> asyncio.Future[Exception | None] | None:
+        return self.inner.write(envelopes)
 
     async def read_range(self, execution_id: str, first: int, last: int | None) -> list[Envelope]:
         return await self.inner.read_range(execution_id, first, last)

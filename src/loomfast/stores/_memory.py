@@ -78,6 +78,12 @@ class MemoryEventStore(EventStore):
         return self._timers
 
     async def append_batch(self, envelopes: Sequence[Envelope]) -> None:
+        self._admit(envelopes)
+
+    def write(self, envelopes: Sequence[Envelope]) -> None:
+        self._admit(envelopes)
+
+    def _admit(self, envelopes: Sequence[Envelope]) -> None:
         with self._shared.lock:
             self._shared.check_open(envelopes[0].execution_id if envelopes else None)
             self._append(envelopes)

@@ -31,10 +31,11 @@ The guarantees, each with tests in `loomfast.testing.conformance` that run on an
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from loomfast._kernels import Envelope, State, fold_events
 from loomfast.stores._spi_branches import BranchRegistry
@@ -78,6 +79,13 @@ class EventStore(ABC):
         """
         return self
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Whoever changes how appends go changes how writes go."""
+        super().__init_subclass__(**options)
+        own = cls.__dict__
+        if "write" not in own and ("append" in own or "append_batch" in own):
+            cls.write = EventStore.write  # type: ignore[method-assign]  # what is inherited skips the new append
+
     async def append(self, envelope: Envelope) -> None:
         """Append one event.
 
@@ -90,6 +98,26 @@ class EventStore(ABC):
     @abstractmethod
     async def append_batch(self, envelopes: Sequence[Envelope]) -> None:
         """Append events, of one or several executions, all or nothing. Raises as `append`."""
+
+    def write(self, envelopes: Sequence[Envelope]) -> asyncio.Future[Exception | None] | None:
+        """Begin an append for a caller that writes behind, and return at once.
+
+        None if it is durable already. Otherwise a future of what `append` would raise, as its result, or None
+        once it is durable. Raises what can be told without waiting. Cancelling the future recalls nothing.
+
+        A store overrides this to do without a task for each append.
+        """
+        return asyncio.get_running_loop().create_task(self._outcome(envelopes))
+
+    async def _outcome(self, envelopes: Sequence[Envelope]) -> Exception | None:
+        try:
+            if len(envelopes) == 1:
+                await self.append(envelopes[0])
+            else:
+                await self.append_batch(envelopes)
+        except Exception as error:
+            return error
+        return None
 
     @abstractmethod
     async def read_range(self, execution_id: str, first: int, last: int | None) -> list[Envelope]:
@@ -200,6 +228,13 @@ class EventStore(ABC):
     @abstractmethod
     def timers(self) -> TimerStore:
         """What is due, and the schedules."""
+
+    async def check_storage(self) -> list[str]:
+        """Return what the storage finds wrong with itself, a sentence each; nothing if it has no way to look.
+
+        May read all of it, so takes long. Raises `StoreReadError`. A decorator passes it on.
+        """
+        return []
 
     async def close(self) -> None:  # noqa: B027  # a store without resources has nothing to close
         """Release what the store holds. Idempotent; pending appends are finished first."""

@@ -18,6 +18,7 @@ Invariant: no call returns, changes or reveals anything of an id without the pre
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 from loomfast._errors import BadInputError, StoreReadError
@@ -66,6 +67,10 @@ class TenantScopedEventStore(EventStoreDecorator):
     async def append_batch(self, envelopes: Sequence[Envelope]) -> None:
         self._scope.check_open()
         await self.inner.append_batch([self._scope.inward(envelope) for envelope in envelopes])
+
+    def write(self, envelopes: Sequence[Envelope]) -> asyncio.Future[Exception | None] | None:
+        self._scope.check_open()
+        return self.inner.write([self._scope.inward(envelope) for envelope in envelopes])
 
     async def read_range(self, execution_id: str, first: int, last: int | None) -> list[Envelope]:
         events = await self.inner.read_range(self._scope.own(execution_id), first, last)

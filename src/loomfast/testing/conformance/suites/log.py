@@ -7,6 +7,8 @@ import asyncio
 import pytest
 
 from loomfast._errors import DuplicateSequenceError, MalformedEventError
+from loomfast._kernels import Envelope
+from loomfast.stores import EventStore
 from loomfast.testing.conformance._suite import Conformance, guarantee
 from loomfast.testing.conformance.logs import event, log
 
@@ -78,6 +80,25 @@ class LogConformance(Conformance):
                 state = await store.fold("x")
                 assert state is not None
                 assert state.sequence == n
+
+    @guarantee(1, 2)
+    async def test_a_write_that_is_not_waited_for_is_an_append_like_others(self) -> None:
+        async with self.open_store() as store:
+            begun = [store.write(tuple(log("x", 3))), store.write((event("y", 0),))]
+            for answer in begun:
+                assert answer is None or await answer is None
+            assert await store.read("x") == log("x", 3)
+            assert await store.last_sequence("y") == 0
+
+    @guarantee(3)
+    async def test_a_write_that_is_refused_says_so_and_leaves_nothing(self) -> None:
+        async with self.open_store() as store:
+            await store.append(event("taken", 0))
+            for batch in ((event("x", 0), event("taken", 0)), (event("taken", 0),)):
+                refused = await _refusal(store, batch)
+                assert isinstance(refused, DuplicateSequenceError)
+                assert (refused.execution_id, refused.sequence) == (self.named("taken"), 0)
+            assert await store.last_sequence("x") is None
 
     @guarantee(2)
     async def test_ranges_are_inclusive_and_may_lie_outside_the_log(self) -> None:
@@ -172,3 +193,12 @@ class LogConformance(Conformance):
         async with self.open_store() as store:
             await store.append_batch([event("a", 0), event("a-0", 0), event("a-0-0", 0)])
             assert {p.event.id for p in await store.read_all()} == {"a-0", "a-0-0", "a-0-0-0"}
+
+
+async def _refusal(store: EventStore, batch: tuple[Envelope, ...]) -> Exception | None:
+    """Return what a write that is not waited for is refused with, at once or later."""
+    try:
+        answer = store.write(batch)
+    except Exception as error:
+        return error
+    return None if answer is None else await answer

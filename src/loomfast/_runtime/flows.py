@@ -1,0 +1,37 @@
+"""The flows that a runtime may meet in its store, by id.
+
+What lives here: `FlowTable`. What must not: executions. Invariant: an id stands for one function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from loomfast._core.definitions import FlowDefinition, FlowFunction
+from loomfast._core.definitions import flow as define_flow
+from loomfast._errors import BadInputError, UnknownFlowError
+from loomfast._kernels import State
+
+
+class FlowTable:
+    """Flows by id."""
+
+    def __init__(self, flows: Iterable[FlowDefinition | FlowFunction]) -> None:
+        self._flows: dict[str, FlowDefinition] = {}
+        for flow in flows:
+            self.register(flow)
+
+    def register(self, flow: FlowDefinition | FlowFunction) -> FlowDefinition:
+        """Make a flow known. Raises `BadInputError` when its id stands for another function."""
+        definition = flow if isinstance(flow, FlowDefinition) else define_flow(flow)
+        known = self._flows.setdefault(definition.id, definition)
+        if known.function is not definition.function:
+            raise BadInputError(f"flow id {definition.id!r} stands for two different functions")
+        return known
+
+    def of(self, state: State) -> FlowDefinition:
+        """Return the flow that an execution was started with. Raises `UnknownFlowError`."""
+        flow = self._flows.get(state.flow_id)
+        if flow is None:
+            raise UnknownFlowError(state.flow_id, state.execution_id)
+        return flow

@@ -1,0 +1,81 @@
+"""Starting executions: once for a chosen id, at once for a minted one (ADR 0103, D1 and D3).
+
+What lives here: `Starting`. What must not: how sequence 0 becomes durable (bootstrap).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from loomfast._core import schema
+from loomfast._core.answers import Draft
+from loomfast._core.arguments import text_argument
+from loomfast._core.definitions import FlowDefinition, FlowFunction
+from loomfast._errors import BadInputError, ExecutionAlreadyExistsError, StorageWriteError
+from loomfast._kernels import Envelope, decode, encode
+from loomfast._runtime.bootstrap import append_bootstrap
+from loomfast._runtime.driven import DrivenExecutions
+from loomfast._runtime.execution import DrivenExecution
+from loomfast._runtime.flows import FlowTable
+from loomfast._runtime.hooks import call
+from loomfast._runtime.journal import ExecutionJournal
+
+
+class Starting:
+    """Starts executions."""
+
+    def __init__(self, driven: DrivenExecutions, flows: FlowTable, id_factory: Callable[[], str]) -> None:
+        self._driven = driven
+        self._flows = flows
+        self._id_factory = id_factory
+
+    async def start(
+        self,
+        flow: FlowDefinition | FlowFunction,
+        input: Any,
+        execution_id: str | None,
+        compute_target: str | None,
+        fence: int | None,
+    ) -> DrivenExecution:
+        """See `WorkflowRuntime.start`."""
+        if fence is not None and (type(fence) is not int or not 0 <= fence < 2**63):
+            raise BadInputError(f"fence={fence!r}: must be a token that acquire_fence returned")
+        if execution_id is not None:
+            text_argument("execution_id", execution_id)
+        try:
+            definition = self._flows.register(flow)
+            body = _started(definition, input)
+            extra = None if compute_target is None else encode({"computeTarget": compute_target})
+        except BadInputError as error:
+            if execution_id is not None and await self._driven.store.read_range(execution_id, 0, 0):
+                raise ExecutionAlreadyExistsError(execution_id) from error
+            raise
+        if execution_id is None:
+            journal = self._driven.journal(self._id_factory(), fence=fence)
+            # The run has its first turn before the queue has: what it appends then goes out with its start.
+            live = self._driven.drive(definition, journal, inherit=True)
+            journal.commit("EXECUTION_STARTED", body, extra=extra)
+            return live
+        journal = self._driven.journal(execution_id, fence=fence)
+        envelope = journal.envelope(Draft("EXECUTION_STARTED", body), extra=extra)
+        return await self._driven.in_turn(execution_id, self._once(definition, journal, envelope))
+
+    async def _once(
+        self, flow: FlowDefinition, journal: ExecutionJournal, envelope: Envelope
+    ) -> DrivenExecution:
+        try:
+            await append_bootstrap(self._driven.store, envelope)
+        except StorageWriteError as error:
+            call(self._driven.hooks.on_storage_error, error)
+            raise
+        journal.adopt(envelope)
+        return self._driven.drive(flow, journal, inherit=True)
+
+
+def _started(flow: FlowDefinition, input: Any) -> bytes:
+    """Return the payload of EXECUTION_STARTED, once the input in its JSON form fits the flow's schema."""
+    body = encode({"flowId": flow.id, "flowVersion": flow.version, "input": input})
+    if flow.input is not None:
+        schema.check(flow.input, decode(body)["input"], f"input of flow {flow.id!r}")
+    return body

@@ -1,0 +1,83 @@
+"""Waiting for an execution, wherever it is driven.
+
+What lives here: `Waiting`, behind every handle. What must not: anything that changes an execution.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+
+from loomfast._errors import ConflictError, StorageWriteError, UnknownExecutionError
+from loomfast._kernels import State
+from loomfast._runtime.driven import DrivenExecutions
+from loomfast._runtime.execution import DrivenExecution
+from loomfast._runtime.handle import ExecutionHandle
+from loomfast._runtime.rest import Rest
+
+# How often a waiter looks for what another process has written.
+POLL_S = 0.25
+
+
+class Waiting:
+    """Waits for executions that are driven here or elsewhere."""
+
+    def __init__(self, driven: DrivenExecutions) -> None:
+        self._driven = driven
+
+    def handle(self, execution_id: str, live: DrivenExecution | None = None) -> ExecutionHandle:
+        """Return a handle; with `live`, one that also remembers why that run could not go on."""
+        return ExecutionHandle(self, execution_id, None if live is None else live.rest)
+
+    async def reach(
+        self,
+        execution_id: str,
+        statuses: Collection[str],
+        rest: Rest | None = None,
+    ) -> State:
+        """Wait until the execution has one of `statuses`, durably, and return its state.
+
+        An execution driven elsewhere is looked at every `POLL_S` seconds. Raises `UnknownExecutionError`,
+        what keeps an execution driven here from resting (`StorageWriteError`, `RuntimeClosedError`), and the
+        failure of `rest`, a run that has ended, once nobody here drives the execution.
+        """
+        state: State | None
+        while True:
+            live = self._driven.live(execution_id)
+            if live is not None:
+                state = await self._rest_of(live)
+                if state is not None and state.status in statuses:
+                    return state
+            with self._driven.watching(execution_id) as watcher:
+                if self._driven.live(execution_id) is not None:
+                    continue
+                state = await self._driven.states.find(execution_id)
+                if state is not None and state.status in statuses:
+                    return state
+                if rest is not None and rest.failure is not None and self._driven.live(execution_id) is None:
+                    raise rest.failure
+                if state is None:
+                    raise UnknownExecutionError(execution_id)
+                await self._until(watcher, POLL_S)
+
+    async def _rest_of(self, live: DrivenExecution) -> State | None:
+        try:
+            return await live.rest.wait()
+        except StorageWriteError as error:
+            if not isinstance(error.__cause__, ConflictError):
+                raise
+            # Fenced out: what became of the execution is for the store to say.
+            state = await self._driven.states.find(live.journal.execution_id)
+            if state is None or state.ended is None:
+                raise
+            return state
+
+    async def _until(self, watcher: asyncio.Future[None], seconds: float) -> None:
+        pause = asyncio.get_running_loop().create_task(self._pause(seconds))
+        try:
+            await asyncio.wait((watcher, pause), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            pause.cancel()
+
+    async def _pause(self, seconds: float) -> None:
+        await self._driven.deps.clock.sleep(seconds)
