@@ -75,10 +75,11 @@ def forgets(what: str) -> Callable[[Patch], None]:
 
 
 def drains_do_not_wait(patch: Patch) -> None:
-    async def until(self: ExecutionJournal, reached: Any) -> None:
+    async def at_once(self: ExecutionJournal) -> None:
         pass
 
-    patch.setattr(ExecutionJournal, "_until", until)
+    patch.setattr(ExecutionJournal, "drain", at_once)
+    patch.setattr(ExecutionJournal, "outcomes_durable", at_once)
 
 
 def loses_an_event(patch: Patch) -> None:

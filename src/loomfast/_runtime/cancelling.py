@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from loomfast._core.answers import Draft
 from loomfast._errors import ConflictError, ExecutionEndedError
 from loomfast._events import CANCELLED
 from loomfast._kernels import State, encode
@@ -52,7 +51,7 @@ class Cancelling:
                 return state
             fence = await self._driven.store.acquire_fence(execution_id)
             journal = self._driven.journal(execution_id, state=state, fence=fence)
-            envelope = journal.envelope(Draft("EXECUTION_CANCELLED", body))
+            envelope = journal.envelope("EXECUTION_CANCELLED", body)
             try:
                 await self._driven.append(envelope)
             except ConflictError:

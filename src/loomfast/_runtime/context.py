@@ -116,28 +116,29 @@ class WorkflowContext:
         number = 1 if known is None else known.attempt + 1
         # The effect gets a copy in JSON form, so that flow and effect share nothing, on any run.
         given = decode(encode(input))
+        live = LiveStep(self._tools, definition, name, number, asked)
+        host = asyncio.current_task()
         try:
-            return await self._execute(LiveStep(self._tools, definition, name, number, asked), given)
+            if self._journal.outcomes_pending:
+                await self._journal.outcomes_durable()
+                self._check()
+            live.begin()
+            self._consumed += live.first
+            if host is None or host is not self._task:
+                return await self._execute(live, given)
+            self._here = live
+            return await live.run_in(host, given)
         except asyncio.CancelledError:
             # The flow goes on with a cancellation, and the next run with the step's outcome, if it has one.
             self._rule.ended_unsettled()
             raise
+        finally:
+            if self._here is live:
+                self._here = None
 
     execute = run  # the records' word for it
 
     async def _execute(self, live: LiveStep, input: object) -> Any:
-        if self._journal.outcomes_pending:
-            await self._journal.outcomes_durable()
-            self._check()
-        live.begin()
-        self._consumed += live.first
-        host = asyncio.current_task()
-        if host is not None and host is self._task:
-            self._here = live
-            try:
-                return await live.run_in(host, input)
-            finally:
-                self._here = None
         task = asyncio.get_running_loop().create_task(live.run(input))
         self._live[task] = live
         task.add_done_callback(self._forget)

@@ -358,6 +358,16 @@ class _Attempt:
 
     async def _effect(self, input: object) -> Any:
         executing.set(self._tools.rule)
+        self._began()
+        try:
+            if self._step.is_async and not self._tools.deps.middleware:
+                return await self._step.call(self._fx, input)
+            return await self._proceed(input)()
+        finally:
+            self._ended()
+
+    def _proceed(self, input: object) -> Proceed:
+        """The effect with the middleware around it, the first outermost."""
 
         async def innermost() -> Any:
             if self._step.is_async:
@@ -368,11 +378,7 @@ class _Attempt:
         proceed: Proceed = innermost
         for middleware in reversed(self._tools.deps.middleware):
             proceed = _around(middleware, self._fx, proceed)
-        self._began()
-        try:
-            return await proceed()
-        finally:
-            self._ended()
+        return proceed
 
     async def _in_thread(self, input: object) -> Any:
         # Counted on its own: a thread cannot be cancelled, and outlives whoever waits for it.

@@ -76,11 +76,11 @@ class ExecutionJournal:
         self._durable = self._next - 1
         self._outcome = self._durable
         self._batch_events = batch_events
-        self._queue: deque[tuple[Envelope, ...]] = deque()
-        self._queued = 0
+        self._queue: list[Envelope] = []  # what no append has taken yet
+        self._groups: deque[tuple[int, int]] = deque()  # first and last sequence of what must not be parted
         self._due = False  # the loop will call `_flush`
         self._writing: asyncio.Future[Exception | None] | None = None
-        self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []  # for a sequence to be durable
 
     @property
     def state(self) -> State:
@@ -88,7 +88,16 @@ class ExecutionJournal:
         assert self._state is not None
         return self._state
 
-    def envelope(self, draft: Draft, *, ahead: int = 0, extra: bytes | None = None) -> Envelope:
+    def envelope(
+        self,
+        event_type: str,
+        body: bytes | Opaque,
+        subject: str | None = None,
+        stamp: int | None = None,
+        *,
+        ahead: int = 0,
+        extra: bytes | None = None,
+    ) -> Envelope:
         """Build the envelope that would come next (`ahead` places further on).
 
         The one builder of envelopes.
@@ -96,18 +105,18 @@ class ExecutionJournal:
         return Envelope(
             self.execution_id,
             self._next + ahead,
-            draft.event_type,
-            draft.body,
+            event_type,
+            body,
             int(self._clock.now_ms()),
-            draft.subject,
-            draft.stamp,
+            subject,
+            stamp,
             self.fence,
             extra,
         )
 
     def envelopes(self, drafts: Sequence[Draft]) -> tuple[Envelope, ...]:
         """Build the envelopes that would come next, in the order of their drafts."""
-        return tuple(self.envelope(draft, ahead=place) for place, draft in enumerate(drafts))
+        return tuple(self.envelope(*draft, ahead=place) for place, draft in enumerate(drafts))
 
     def commit(
         self,
@@ -119,13 +128,29 @@ class ExecutionJournal:
         extra: bytes | None = None,
     ) -> Envelope:
         """Fold one event and queue its append. Raises `AbortSignal` once a write has failed."""
-        envelope = self.envelope(Draft(event_type, body, subject, stamp), extra=extra)
-        self._commit((envelope,))
+        self._check()
+        envelope = self.envelope(event_type, body, subject, stamp, extra=extra)
+        self._fold(envelope)
+        self._queue.append(envelope)
+        if not self._due and self._writing is None:
+            self._soon()
+        if self._hooks.on_event is not None:
+            # Last, when everything stands: a hook may come back with an event of its own.
+            call(self._hooks.on_event, envelope)
         return envelope
 
     def commit_group(self, drafts: Sequence[Draft]) -> None:
         """Fold several events and queue them as one append that is all or nothing."""
-        self._commit(self.envelopes(drafts))
+        self._check()
+        group = self.envelopes(drafts)
+        for envelope in group:
+            self._fold(envelope)
+        self._queue.extend(group)
+        self._groups.append((group[0].sequence, group[-1].sequence))
+        if not self._due and self._writing is None:
+            self._soon()
+        for envelope in group:
+            call(self._hooks.on_event, envelope)
 
     def adopt(self, envelope: Envelope) -> None:
         """Take in an event that is durable already. Refuses any sequence but the next one."""
@@ -143,7 +168,8 @@ class ExecutionJournal:
 
         Raises the `StorageWriteError` if it cannot be. Cancelling the wait changes nothing about the writes.
         """
-        await self._until(lambda: self._queued == 0)
+        while self._durable < self._next - 1 or self.failure is not None:
+            await self._until(self._next - 1)
 
     async def all_durable(self) -> None:
         """As `drain`, within a run: a failed write ends it, so this raises `AbortSignal`."""
@@ -159,9 +185,8 @@ class ExecutionJournal:
 
     async def outcomes_durable(self) -> None:
         """Return once every outcome committed before this call is durable; otherwise as `all_durable`."""
-        outcome = self._outcome
         try:
-            await self._until(lambda: self._durable >= outcome)
+            await self._until(self._outcome)
         except StorageWriteError as error:
             raise AbortSignal from error
 
@@ -172,30 +197,22 @@ class ExecutionJournal:
         """
         return Room(self, cancelled)
 
-    async def _until(self, reached: Callable[[], bool]) -> None:
-        if self.failure is None and not reached():
+    async def _until(self, sequence: int) -> None:
+        """Return once this event is durable, and write it now if nothing is on its way."""
+        if self.failure is None and self._durable < sequence:
             self._flush()
-        while self.failure is None and not reached():
+        while self.failure is None and self._durable < sequence:
             waiter = asyncio.get_running_loop().create_future()
-            self._waiters.append((reached, waiter))
+            self._waiters.append((sequence, waiter))
             await waiter
         if self.failure is not None:
             raise self.failure
 
-    def _commit(self, unit: tuple[Envelope, ...]) -> None:
+    def _check(self) -> None:
         if self.failure is not None:
             raise AbortSignal from self.failure
         if self.closed:
             raise RunOverError(f"execution {self.execution_id!r}: this process no longer drives it")
-        for envelope in unit:
-            self._fold(envelope)
-        self._queue.append(unit)
-        self._queued += len(unit)
-        self._soon()
-        if self._hooks.on_event is not None:
-            # Last, when everything stands: a hook may come back with an event of its own.
-            for envelope in unit:
-                call(self._hooks.on_event, envelope)
 
     def _fold(self, envelope: Envelope) -> None:
         self._state = fold_events(self._state, (envelope,))
@@ -205,9 +222,8 @@ class ExecutionJournal:
 
     def _soon(self) -> None:
         """Have the queue written in the loop's next turn, with what comes until then."""
-        if not self._due and self._writing is None:
-            self._due = True
-            asyncio.get_running_loop().call_soon(self._flush_due)
+        self._due = True
+        asyncio.get_running_loop().call_soon(self._flush_due)
 
     def _flush_due(self) -> None:
         self._due = False
@@ -217,48 +233,45 @@ class ExecutionJournal:
         """Begin to write what is at the head of the queue, unless a write is on its way."""
         if self._writing is not None or not self._queue:
             return
-        batch = self._queue[0]
-        units = 1
-        if len(self._queue) > 1:
-            batch, units = self._batch()
+        batch = self._take()
         try:
             self._writing = self._store.write(batch)
         except Exception as error:
             self._fail(batch[0].sequence, error)
             return
         if self._writing is None:
-            self._written(batch, units)
+            self._written(batch)
         else:
-            self._writing.add_done_callback(lambda writing: self._answered(writing, batch, units))
+            self._writing.add_done_callback(lambda writing: self._answered(writing, batch))
 
-    def _batch(self) -> tuple[tuple[Envelope, ...], int]:
-        """Return what one append takes of the queue, and how many units of the queue that is."""
-        batch: list[Envelope] = []
-        units = 0
-        for unit in self._queue:
-            if units and len(batch) + len(unit) > self._batch_events:
-                break
-            batch.extend(unit)
-            units += 1
-        return tuple(batch), units
+    def _take(self) -> list[Envelope]:
+        """Take from the queue what one append carries: so many events, but a group whole or not at all."""
+        batch, size = self._queue, self._batch_events
+        if len(batch) <= size:
+            self._queue = []
+            self._groups.clear()
+            return batch
+        first = batch[0].sequence
+        while self._groups and self._groups[0][1] < first:
+            self._groups.popleft()
+        for begins, ends in self._groups:
+            if begins < first + size <= ends:
+                size = begins - first or ends + 1 - first
+        self._queue = batch[size:]
+        return batch[:size]
 
-    def _answered(
-        self, writing: asyncio.Future[Exception | None], batch: tuple[Envelope, ...], units: int
-    ) -> None:
+    def _answered(self, writing: asyncio.Future[Exception | None], batch: Sequence[Envelope]) -> None:
         self._writing = None
         # An append that was cancelled counts as failed too: whoever waits for it must not wait for ever.
         error = asyncio.CancelledError() if writing.cancelled() else writing.exception() or writing.result()
         if error is None:
-            self._written(batch, units)
+            self._written(batch)
         else:
             self._fail(batch[0].sequence, error)
 
-    def _written(self, batch: tuple[Envelope, ...], units: int) -> None:
-        for _ in range(units):
-            self._queue.popleft()
-        self._queued -= len(batch)
+    def _written(self, batch: Sequence[Envelope]) -> None:
         self._durable = batch[-1].sequence
-        if self._queue:
+        if self._queue and not self._due:
             self._soon()
         if self._waiters:
             self._wake()
@@ -269,7 +282,6 @@ class ExecutionJournal:
     def _fail(self, sequence: int, error: BaseException) -> None:
         self.failure = write_error(self.execution_id, sequence, error)
         self._queue.clear()
-        self._queued = 0
         self._wake()
         call(self._hooks.on_storage_error, self.failure)
         if self.on_failure is not None:
@@ -277,9 +289,9 @@ class ExecutionJournal:
 
     def _wake(self) -> None:
         waiting, self._waiters = self._waiters, []
-        for reached, waiter in waiting:
-            if self.failure is None and not reached():
-                self._waiters.append((reached, waiter))
+        for sequence, waiter in waiting:
+            if self.failure is None and self._durable < sequence:
+                self._waiters.append((sequence, waiter))
             elif not waiter.done():
                 waiter.set_result(None)
 
@@ -294,12 +306,12 @@ class Room:
         self._cancelled = cancelled
 
     def __await__(self) -> Generator[None, None, None]:
-        if self._journal._queued >= QUEUE_EVENTS:
+        if self._journal._next - self._journal._durable > QUEUE_EVENTS:
             yield from self._wait().__await__()
 
     async def _wait(self) -> None:
         try:
-            await self._journal._until(lambda: self._journal._queued < QUEUE_EVENTS)
+            await self._journal._until(self._journal._next - QUEUE_EVENTS)
         except StorageWriteError as error:
             raise AbortSignal from error
         except asyncio.CancelledError:

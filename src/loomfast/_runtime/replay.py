@@ -28,7 +28,7 @@ from loomfast._core import failures
 from loomfast._core.definitions import Effect, FlowDefinition, StepDefinition
 from loomfast._core.emit_rule import EmitRule
 from loomfast._core.keys import CallKeys
-from loomfast._events import CANCELLED, COMPLETED, FAILED, LAST_INERT, OPEN
+from loomfast._events import CANCELLED, COMPLETED, FAILED, LAST_INERT, OPEN, Opaque
 from loomfast._kernels import Envelope, State, encode, fold_events
 from loomfast._runtime.clock import SystemClock
 from loomfast._runtime.context import WorkflowContext
@@ -96,10 +96,20 @@ class _ReplayJournal(ExecutionJournal):
 
     run: _Run
 
-    def _commit(self, unit: tuple[Envelope, ...]) -> None:
-        if unit[0].kind > LAST_INERT:
-            self.run.latest = unit[0].event_type
+    def commit(
+        self,
+        event_type: str,
+        body: bytes | Opaque,
+        subject: str | None = None,
+        stamp: int | None = None,
+        *,
+        extra: bytes | None = None,
+    ) -> Envelope:
+        envelope = self.envelope(event_type, body, subject, stamp, extra=extra)
+        if envelope.kind > LAST_INERT:
+            self.run.latest = event_type
             raise _LogEnds
+        return envelope
 
 
 class _Run(WorkflowContext):

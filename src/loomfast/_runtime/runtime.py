@@ -28,18 +28,12 @@ from loomfast._runtime.flows import FlowTable
 from loomfast._runtime.handle import ExecutionHandle
 from loomfast._runtime.history import History
 from loomfast._runtime.hooks import Hooks
+from loomfast._runtime.ids import new_ulid
 from loomfast._runtime.journal import BATCH_EVENTS
 from loomfast._runtime.recovering import Recovering
 from loomfast._runtime.starting import Starting
 from loomfast._runtime.waiting import Waiting
 from loomfast.stores import EventStore
-
-
-def ulid_factory() -> Callable[[], str]:
-    """Return a function that makes ULIDs: 26 characters that sort by time of making."""
-    from ulid import ULID  # here, and not with the first start, since importing it takes a while
-
-    return lambda: str(ULID())
 
 
 class WorkflowRuntime:
@@ -102,7 +96,7 @@ class WorkflowRuntime:
             contextvars.copy_context(),
         )
         hooks = Hooks(on_event, on_commit, on_storage_error)
-        id_factory = id_factory or ulid_factory()
+        id_factory = id_factory or new_ulid
         self._flows = FlowTable(flows)
         self._driven = driven = DrivenExecutions(store, deps, hooks, batch_events=batch_events)
         self._waiting = Waiting(driven)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 from loomfast._core import schema
-from loomfast._core.answers import Draft
 from loomfast._core.arguments import text_argument
 from loomfast._core.definitions import FlowDefinition, FlowFunction
 from loomfast._errors import BadInputError, ExecutionAlreadyExistsError, StorageWriteError
@@ -58,7 +57,7 @@ class Starting:
             journal.commit("EXECUTION_STARTED", body, extra=extra)
             return live
         journal = self._driven.journal(execution_id, fence=fence)
-        envelope = journal.envelope(Draft("EXECUTION_STARTED", body), extra=extra)
+        envelope = journal.envelope("EXECUTION_STARTED", body, extra=extra)
         return await self._driven.in_turn(execution_id, self._once(definition, journal, envelope))
 
     async def _once(

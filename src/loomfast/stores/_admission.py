@@ -77,9 +77,10 @@ class Head:
         if kind <= ev.LAST_INERT or self.status in ev.END_KIND:
             return
         if kind in ev.STEP_PHASE:
-            if self.in_doubt or kind == ev.EFFECT_INDOUBT:
-                key = {event.subject or ""}
-                self.in_doubt = self.in_doubt | key if kind == ev.EFFECT_INDOUBT else self.in_doubt - key
+            if not self.in_doubt and kind != ev.EFFECT_INDOUBT:
+                return
+            key = {event.subject or ""}
+            self.in_doubt = self.in_doubt | key if kind == ev.EFFECT_INDOUBT else self.in_doubt - key
         elif kind == ev.EXECUTION_SUSPENDED:
             self.pending, self.wake_at = True, _wake_at(event)
         elif kind == ev.EXECUTION_RESUMED:

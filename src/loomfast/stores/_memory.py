@@ -98,9 +98,15 @@ class MemoryEventStore(EventStore):
                 self._places[execution_id] = []
             self._timers.follow(execution_id, head.number, head.wake_at)
         self._shared.heads.update(heads)
-        for place, event in enumerate(envelopes, len(self._order)):
-            self._logs[event.execution_id].append(event)
-            self._places[event.execution_id].append(place)
+        place = len(self._order)
+        if len(heads) == 1:
+            self._logs[execution_id].extend(envelopes)
+            self._places[execution_id].extend(range(place, place + len(envelopes)))
+        else:
+            for event in envelopes:
+                self._logs[event.execution_id].append(event)
+                self._places[event.execution_id].append(place)
+                place += 1
         self._order.extend(envelopes)
 
     async def read_range(self, execution_id: str, first: int, last: int | None) -> list[Envelope]:

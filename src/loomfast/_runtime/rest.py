@@ -1,0 +1,47 @@
+"""How the driving of an execution ended, for whoever waits for it.
+
+What lives here: `Rest`. What must not: executions. It keeps no state: a parked execution costs no memory,
+even while somebody keeps a handle to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from loomfast._kernels import State
+
+
+class Rest:
+    """Not a future, since it is made for every execution, and few are waited for by more than one.
+
+    `failure` is what kept the execution from resting, if something did.
+    """
+
+    __slots__ = ("_waiters", "done", "failure")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.failure: BaseException | None = None
+        self._waiters: list[asyncio.Future[State]] = []
+
+    async def wait(self) -> State:
+        """Wait for the state at rest, or raise the failure. Not for one that is done without a failure."""
+        if self.failure is not None:
+            raise self.failure
+        assert not self.done  # its state is for the store to say
+        waiter: asyncio.Future[State] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        return await waiter
+
+    def settle(self, state: State | None, failure: BaseException | None) -> None:
+        """Tell the waiters the state at rest, or raise the failure to them."""
+        self.done, self.failure = True, failure
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if waiter.done():
+                continue  # it was cancelled
+            if failure is not None:
+                waiter.set_exception(failure)
+            else:
+                assert state is not None
+                waiter.set_result(state)
