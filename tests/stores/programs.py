@@ -36,16 +36,12 @@ def foreign(path: Path) -> apsw.Connection:
     return connection
 
 
-def damage_kept(store: Any, snapshot: Any) -> None:
+def damage_kept(path: Path, snapshot: Any) -> None:
     """Put a bad snapshot where a good one is, behind the store's back."""
-    if hasattr(store, "_path"):
-        connection = foreign(store._path)
+    with foreign(path) as connection:
         connection.execute(
             "UPDATE snapshots SET body = ? WHERE id & 4294967295 = ?", (snapshot.body, snapshot.sequence)
         )
-        connection.close()
-    else:
-        store._snapshots._kept[snapshot.execution_id][snapshot.sequence] = snapshot
 
 
 async def on_the_writer(store: Any, sql: str) -> None:

@@ -56,7 +56,8 @@ class WorkflowContext:
         self._decisions = CallKeys()
         self._consumed = 0
         self._patches: dict[str, bool] = {}
-        self._task = asyncio.current_task()
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task(self._loop)
         self._here: LiveStep | None = None  # the step that runs in the flow's own task
         self._live: dict[asyncio.Task[Any], LiveStep] = {}
         self._deliberating: set[asyncio.Future[None]] = set()
@@ -121,7 +122,7 @@ class WorkflowContext:
         # The effect gets a copy in JSON form, so that flow and effect share nothing, on any run.
         given = decode(encode(input))
         live = LiveStep(self._tools, definition, name, number, asked)
-        host = asyncio.current_task()
+        host = asyncio.current_task(self._loop)
         try:
             if self._journal.outcomes_pending:
                 await self._journal.outcomes_durable()
