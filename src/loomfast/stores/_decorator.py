@@ -98,5 +98,8 @@ class EventStoreDecorator(EventStore):
     def timers(self) -> TimerStore:
         return self.inner.timers
 
+    async def check_storage(self) -> list[str]:
+        return await self.inner.check_storage()
+
     async def close(self) -> None:
         await self.inner.close()
