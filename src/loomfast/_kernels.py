@@ -61,6 +61,7 @@ def _check_known_answers(kernels: dict[str, ModuleType]) -> None:
             ("digest", stamp == 0x732885E97D8AA751),
             ("trie", counts.get(stamp) == 2 and len(counts) == 1),
             ("fold", fold.fold_events(None, [event]).status == "running"),
+            ("fold", fold.row_guard(1 << 32 | 7, 21, "k", -1, b"{}") == 0x1D851135),
         )
         if not holds
     ]

@@ -239,9 +239,6 @@ class _Verification:
             except MalformedEventError as error:
                 self.fault(execution_id, error.sequence, f"does not fold: {error.field}: {error.reason}")
                 return state, False
-            except BadInputError as error:
-                self.fault(execution_id, None, f"does not fold: {error}")
-                return state, False
             start = at - events[0].sequence + 1
             if at in unread:
                 unread.remove(at)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
+import shutil
 import sys
 import threading
 import time
 import warnings
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +23,7 @@ from loomfast._errors import (
     StoreClosedError,
 )
 from loomfast._kernels import Envelope
-from loomfast.stores import SqliteEventStore
+from loomfast.stores import Recovery, Schedule, SqliteEventStore
 
 from .logs import event, log
 from .programs import foreign, run_program
@@ -28,7 +31,27 @@ from .programs import foreign, run_program
 # --- locks ---------------------------------------------------------------------------------------
 
 
-async def test_an_append_waits_for_a_foreign_lock_and_the_loop_does_not(path: Path) -> None:
+@contextlib.asynccontextmanager
+async def ticking() -> AsyncIterator[None]:
+    """Have a task of the loop wake up 500 times a second, and judge how late it was: F21."""
+    late: list[float] = []
+
+    async def tick() -> None:
+        while True:
+            due = time.monotonic() + 0.002
+            await asyncio.sleep(0.002)
+            late.append(time.monotonic() - due)
+
+    ticker = asyncio.create_task(tick())
+    try:
+        yield
+    finally:
+        ticker.cancel()
+    assert len(late) > 20
+    assert sorted(late)[len(late) * 99 // 100] < 0.05
+
+
+async def test_an_append_waits_for_a_foreign_lock_and_the_loop_does_not(path: Path) -> None:  # F21
     async with (
         await SqliteEventStore.open(path) as store,
         await SqliteEventStore.open(path.with_name("other.db")) as other,
@@ -37,22 +60,17 @@ async def test_an_append_waits_for_a_foreign_lock_and_the_loop_does_not(path: Pa
         holder = foreign(path)
         holder.execute("BEGIN IMMEDIATE")
         waiting = asyncio.create_task(store.append(event("x", 1)))
-        gaps: list[float] = []
-        last = start = time.monotonic()
-        while time.monotonic() - start < 1:
-            await asyncio.sleep(0.01)
-            now = time.monotonic()
-            gaps.append(now - last)
-            last = now
-            assert len(await store.read("x")) == 1
+        async with ticking():
+            start = time.monotonic()
+            while time.monotonic() - start < 1:
+                await asyncio.sleep(0.01)
+                assert len(await store.read("x")) == 1
         await other.append(event("elsewhere", 0))
         assert not waiting.done()
         holder.execute("ROLLBACK")
         holder.close()
         await waiting
         assert await store.last_sequence("x") == 1
-        assert sorted(gaps)[len(gaps) * 95 // 100] < 0.05
-        assert max(gaps) < 0.25
 
 
 async def test_a_lock_held_too_long_is_an_error_that_names_the_write_and_can_be_repeated(path: Path) -> None:
@@ -69,7 +87,7 @@ async def test_a_lock_held_too_long_is_an_error_that_names_the_write_and_can_be_
         assert all(isinstance(result, StoreBusyError) for result in results)
         named = [(r.execution_id, r.sequence) for r in results if isinstance(r, StoreBusyError)]
         assert named == [("x", 3), ("y", 0), ("z", None)]
-        assert "locked" in str(results[0])
+        assert "busy" in str(results[0])  # F20
         assert len(await store.read_all()) == 3
         holder.execute("ROLLBACK")
         holder.close()
@@ -85,6 +103,53 @@ async def test_opening_a_locked_database_that_must_be_migrated_gives_up_in_time(
         await SqliteEventStore.open(path, busy_timeout_ms=20)
     holder.close()
     await (await SqliteEventStore.open(path)).close()
+
+
+async def test_opening_migrating_and_closing_wait_for_a_lock_and_the_loop_does_not(
+    path: Path,
+) -> None:
+    shutil.copy(Path(__file__).parent / "data" / "schema-2.sqlite", path)
+    holder = foreign(path)
+    holder.execute("BEGIN IMMEDIATE")
+    async with ticking():  # F21
+        opening = asyncio.create_task(SqliteEventStore.open(path))
+        await asyncio.sleep(0.3)
+        assert not opening.done()
+        holder.execute("ROLLBACK")
+        store = await opening
+        holder.execute("BEGIN IMMEDIATE")
+        waiting = asyncio.create_task(store.append(event("new", 0)))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(store.close())
+        await asyncio.sleep(0.3)
+        assert not closing.done()
+        holder.execute("ROLLBACK")
+        holder.close()
+        await closing
+        await waiting
+
+
+async def test_leases_accounts_and_schedules_say_when_a_lock_is_held_too_long(
+    path: Path,
+) -> None:
+    async with await SqliteEventStore.open(path, busy_timeout_ms=30) as store:
+        await store.append(event("x", 0))
+        lease = await store.leases.acquire("x", "node-a", 30)
+        assert lease is not None
+        holder = foreign(path)
+        holder.execute("BEGIN IMMEDIATE")
+        results = await asyncio.gather(
+            store.leases.acquire("y", "node-a", 30),
+            store.leases.renew([lease], 30),
+            store.recoveries.put(Recovery("x", 1, 0, False, None)),
+            store.timers.put(Schedule("nightly", b"{}", None)),
+            return_exceptions=True,
+        )
+        assert [r.execution_id for r in results if isinstance(r, StoreBusyError)] == ["y", "x", "x", None]
+        assert await store.leases.get("x") == lease
+        holder.execute("ROLLBACK")
+        holder.close()
+        assert await store.leases.renew([lease], 30) != []
 
 
 async def test_a_caller_cancelled_while_the_store_is_locked_returns_at_once(path: Path) -> None:
@@ -191,7 +256,7 @@ def _in_the_child(store: SqliteEventStore) -> int:
 def test_a_program_that_never_closes_its_store_still_ends(path: Path) -> None:
     program = """
         import asyncio, sys
-        from loomfast.stores import SqliteEventStore
+        from loomfast.stores import Recovery, Schedule, SqliteEventStore
         keep = []
         async def main():
             keep.append(await SqliteEventStore.open(sys.argv[1]))

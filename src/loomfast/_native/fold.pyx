@@ -935,7 +935,10 @@ cdef int _resume(State state, Pass* fold, object body) except -1:
 
 
 cdef tuple _gate_fields(State state, int kind, object body):
-    payload = decode(body)
+    try:
+        payload = decode(body)
+    except BadInputError as error:
+        _refuse(state, "payload", str(error))
     if (
         type(payload) is dict
         and len(payload) == 2

@@ -639,7 +639,10 @@ class _Pass:
         self.status = ev.SUSPENDED if self.in_doubt else ev.RUNNING
 
     def _gate_fields(self, kind: int, body: bytes) -> tuple[int, str]:
-        payload = decode(body)
+        try:
+            payload = decode(body)
+        except BadInputError as error:
+            self._refuse("payload", str(error))
         fault = ev.payload_fault(kind, payload)
         if fault is not None:
             self._refuse(*fault)

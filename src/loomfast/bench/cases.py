@@ -197,6 +197,17 @@ def _replay_rows(quick: bool) -> Measured:
     return from_sqlite(100_000 if quick else 1_000_000, 3 if quick else 5)
 
 
+def _drivers(quick: bool) -> Measured:
+    from loomfast.bench.driver import drivers
+
+    return drivers(100_000 if quick else 400_000, 3 if quick else 5)
+
+
+def _slower_driver(measured: Mapping[str, float]) -> float:
+    """Judge the store's driver by the part where it does worse."""
+    return max(measured[f"apsw {part}"] / measured[f"sqlite3 {part}"] for part in ("fetch", "insert"))
+
+
 def _flatness(measured: Mapping[str, float]) -> float:
     """Judge 50,000 entries against 1,000 and against 5,000, and by the lower ratio.
 
@@ -229,6 +240,30 @@ def _session(quick: bool) -> Measured:
 
 def _latest_turn(measured: Mapping[str, float]) -> float:
     return max(measured.values()) / measured["turn 10"]
+
+
+def _flows_memory(quick: bool) -> Measured:
+    from loomfast.bench.flows import on_memory
+
+    return on_memory(2_000 if quick else 20_000, 3)
+
+
+def _flows_sqlite(quick: bool) -> Measured:
+    from loomfast.bench.flows import on_sqlite
+
+    return on_sqlite(2_000 if quick else 20_000, 1 if quick else 3)
+
+
+def _flow_alone(quick: bool) -> Measured:
+    from loomfast.bench.flows import alone_on_sqlite
+
+    return alone_on_sqlite(100 if quick else 1_000)
+
+
+def _stall(quick: bool) -> Measured:
+    from loomfast.bench.flows import stall
+
+    return stall(5_000 if quick else 50_000)
 
 
 CASES: tuple[Case, ...] = (
@@ -363,6 +398,48 @@ CASES: tuple[Case, ...] = (
         "replay of mixed events from SQLite, per event, against 1 us",
         _replay_rows,
         within(1e-6),
+        1.0,
+    ),
+    Case(
+        "flows-memory",
+        "a one-step flow on the memory store, 100 at once, against 15,000 a second",
+        _flows_memory,
+        within(1 / 15_000),
+        1.0,
+    ),
+    Case(
+        "flows-sqlite",
+        "a durable one-step flow on SQLite (FULL), 100 at once, against 6,000 a second",
+        _flows_sqlite,
+        within(1 / 6_000),
+        1.0,
+    ),
+    Case(
+        "flows-sqlite-bare",
+        "the same against a bare loop that commits each of its four events by itself",
+        _flows_sqlite,
+        of("loomfast", "bare_loop"),
+        1 / 3,
+    ),
+    Case(
+        "flow-alone",
+        "the median durable flow with a chosen id, one at a time, against the two commits it needs",
+        _flow_alone,
+        of("loomfast", "commits"),
+        1.5,
+    ),
+    Case(
+        "loop-stall",
+        "lateness of a timer at full load on SQLite, the 99.9th percentile, against 5 ms",
+        _stall,
+        within(5e-3, "p99.9"),
+        1.0,
+    ),
+    Case(
+        "driver",
+        "rows fetched and inserted by apsw, per row, against sqlite3",
+        _drivers,
+        _slower_driver,
         1.0,
     ),
     Case(

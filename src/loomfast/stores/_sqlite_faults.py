@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Final
+from typing import Final, TypeAlias
 
 import apsw
 
@@ -27,6 +27,8 @@ from loomfast._errors import (
     StoreReadOnlyError,
 )
 
+_Identity: TypeAlias = tuple[int, int]
+
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _READ_ONLY: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -36,31 +38,35 @@ class DatabaseFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._known: tuple[tuple[int, int], ...] | None = None
+        self._known: dict[str, _Identity | None] = {}
 
     def remember(self) -> None:
         """Note which files these are. Called once, by the thread that has opened them."""
-        self._known = self._look()
+        self._known = {name: _identity(name) for name in (self.path, self.path + "-wal")}
 
     def check(self) -> None:
         """Raise `StoreLostError` unless these are still the files that were opened."""
-        if self._look() != self._known:
+        if self._lost():
             raise StoreLostError(self.path)
 
     def blamed(self, error: Exception) -> Exception:
         """Return what an error of SQLite comes from, as far as the file can tell."""
-        if isinstance(error, apsw.Error) and self._look() != self._known:
+        if isinstance(error, apsw.Error) and self._lost():
             lost = StoreLostError(self.path)
             lost.__cause__ = error
             return lost
         return error
 
-    def _look(self) -> tuple[tuple[int, int], ...] | None:
-        try:
-            seen = [os.stat(name) for name in (self.path, self.path + "-wal")]
-        except OSError:
-            return None
-        return tuple((one.st_dev, one.st_ino) for one in seen)
+    def _lost(self) -> bool:
+        return any(known is not None and known != _identity(name) for name, known in self._known.items())
+
+
+def _identity(name: str) -> _Identity | None:
+    try:
+        seen = os.stat(name)
+    except OSError:
+        return None
+    return seen.st_dev, seen.st_ino
 
 
 def read_error(execution_id: str | None, cause: Exception) -> LoomError:

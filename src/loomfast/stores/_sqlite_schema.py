@@ -3,11 +3,10 @@
 What lives here: the pragmas, taking the write lock, migrating, and telling our files from others'. What must
 not: the tables themselves (`_sqlite_migrations.py`), rows of events.
 
-The driver is apsw, chosen by measurement over the standard library's `sqlite3`: rows are fetched 1.8 times as
-fast (1.9 against 1.1 million a second, five columns) and inserted about twice as fast, and a replay beside
-a busy event loop keeps more of its speed. It brings its own copy of SQLite. Two copies of SQLite must not
-have one file open in one process (closing it in one drops the other's locks), so nothing here, tests
-included, opens it with `sqlite3`.
+The driver is apsw, chosen by measurement over the standard library's `sqlite3` (`loomfast bench driver`):
+rows are fetched and inserted more than twice as fast, and a replay beside a busy event loop keeps more of its
+speed. It brings its own copy of SQLite. Two copies of SQLite must not have one file open in one process
+(closing it in one drops the other's locks), so nothing here, tests included, opens it with `sqlite3`.
 
 A connection belongs to one thread, so it is opened without SQLite's own mutexes (9% of a replay's fetch).
 Memory-mapped reads would save another quarter of it and are not used: a read error would end the process.
@@ -195,7 +194,7 @@ def _retry(attempt: Callable[[], T], deadline: float) -> T:
         except (apsw.BusyError, apsw.LockedError) as error:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise StoreBusyError(None, None, "the database is locked by another writer") from error
+                raise StoreBusyError(None, None, "busy: the database is locked by another writer") from error
             time.sleep(min(wait_s * random.uniform(0.5, 1.0), left_s))
             wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
 

@@ -47,7 +47,10 @@ MAX_CALLS = 1_000
 MAX_EVENTS = 10_000
 MAX_HEADS = 10_000
 
-_ROWS_AT_ONCE = 32  # x 10 columns: far below SQLite's oldest limit on parameters (999)
+# Rows to a statement, the most first: x 10 columns, below the limit on parameters (32,766). Few sizes, so
+# that few statements are prepared.
+_ROWS_AT_ONCE = (256, 64)
+_IDS_AT_ONCE = 128
 _HEAD_COLUMNS = "number, id, flow_id, status, last_sequence, fence, pending, in_doubt, wake_at"
 _HEAD_WIDTH = 9
 _INSERT_EVENTS = f"INSERT INTO events ({COLUMNS}) VALUES "
@@ -251,8 +254,8 @@ class Ledger:
         self._load([execution_id for execution_id in wanted if execution_id not in self._heads])
 
     def _load(self, execution_ids: list[str]) -> None:
-        for start in range(0, len(execution_ids), _ROWS_AT_ONCE):
-            some = [store_text(execution_id) for execution_id in execution_ids[start : start + _ROWS_AT_ONCE]]
+        for start in range(0, len(execution_ids), _IDS_AT_ONCE):
+            some = [store_text(execution_id) for execution_id in execution_ids[start : start + _IDS_AT_ONCE]]
             marks = ",".join("?" * len(some))
             rows = self.connection.execute(
                 f"SELECT {_HEAD_COLUMNS} FROM executions WHERE id IN ({marks})", some
@@ -361,15 +364,13 @@ class Ledger:
 
     def _write(self, sql: str, ending: str, width: int, rows: list[tuple[Any, ...]]) -> None:
         mark = "(" + ",".join("?" * width) + ")"
-        many = sql + ",".join([mark] * _ROWS_AT_ONCE) + ending
         start = 0
-        while len(rows) - start >= _ROWS_AT_ONCE:
-            self.connection.execute(many, list(chain.from_iterable(rows[start : start + _ROWS_AT_ONCE])))
-            start += _ROWS_AT_ONCE
-        left = rows[start:]
-        if left:
-            few = sql + ",".join([mark] * len(left)) + ending
-            self.connection.execute(few, list(chain.from_iterable(left)))
+        while start < len(rows):
+            left = len(rows) - start
+            some = rows[start : start + next((size for size in _ROWS_AT_ONCE if size <= left), left)]
+            values = ",".join([mark] * len(some))
+            self.connection.execute(sql + values + ending, list(chain.from_iterable(some)))
+            start += len(some)
 
 
 def _head_row(execution_id: str, head: Head) -> tuple[Any, ...]:

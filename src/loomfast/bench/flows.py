@@ -1,0 +1,169 @@
+"""Benchmarks of the whole product: one-step flows per second, acknowledged only when they are durable.
+
+What lives here: measuring flows on a store against the least that the same storage needs for the same rows.
+What must not: limits (cases). Each measurement checks the outputs, and what the log holds, before its time
+counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from time import perf_counter
+from typing import Any, TypeAlias
+
+import loomfast as lf
+from loomfast.stores import EventStore
+
+AT_ONCE = 100
+# What a one-step flow leaves in its log.
+EVENTS = 4
+_TICK_S = 0.001
+
+OpenStore: TypeAlias = Callable[[], Any]
+
+
+@lf.step
+async def add_one(value: int) -> int:
+    return value + 1
+
+
+@lf.flow
+async def one_step(ctx: lf.WorkflowContext, value: int) -> Any:
+    return await ctx.run(add_one, value)
+
+
+def on_memory(flows: int, rounds: int) -> dict[str, float]:
+    """Seconds per flow in the best round, 100 at once, on the memory store."""
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[EventStore]:
+        yield lf.MemoryEventStore()
+
+    return {"loomfast": min(asyncio.run(_at_once(opened, flows))[0] for _ in range(rounds))}
+
+
+def on_sqlite(flows: int, rounds: int) -> dict[str, float]:
+    """Seconds per flow, 100 at once, `synchronous=FULL`; and of a loop that commits each of a flow's events
+    in a transaction of its own, with the same driver, pragmas and columns.
+    """
+    best = {"loomfast": float("inf"), "bare_loop": float("inf")}
+    for _ in range(rounds):
+        with _sqlite_folder() as folder:
+            taken, _ = asyncio.run(_at_once(lambda: _sqlite(folder), flows))
+            best["loomfast"] = min(best["loomfast"], taken)
+            bare = flows // 8
+            commits = _bare_commits(folder, [1] * EVENTS * bare)
+            best["bare_loop"] = min(best["bare_loop"], sum(commits) / bare)
+    return best
+
+
+def alone_on_sqlite(flows: int) -> dict[str, float]:
+    """The median flow with a chosen id, one at a time, and the median of the commits it needs: one row that
+    starts it, and three that are its step and its end.
+    """
+    with _sqlite_folder() as folder:
+        flow = statistics.median(asyncio.run(_one_by_one(folder, flows)))
+        commits = _bare_commits(folder, [1, EVENTS - 1] * flows)
+        pairs = [first + second for first, second in zip(commits[::2], commits[1::2], strict=True)]
+    return {"loomfast": flow, "commits": statistics.median(pairs)}
+
+
+def stall(flows: int) -> dict[str, float]:
+    """How late a timer of the same loop is, at full load on SQLite: the 99.9th percentile and the worst."""
+    with _sqlite_folder() as folder:
+        _, lags = asyncio.run(_at_once(lambda: _sqlite(folder), flows))
+    lags.sort()
+    return {"p99.9": lags[int(len(lags) * 0.999)], "worst": lags[-1], "median": lags[len(lags) // 2]}
+
+
+def _sqlite_folder() -> tempfile.TemporaryDirectory[str]:
+    # In the working folder: the system's one for temporary files is often kept in memory, where FULL is free.
+    return tempfile.TemporaryDirectory(prefix="loomfast-bench-", dir=os.getcwd())
+
+
+async def _sqlite_store(folder: str) -> EventStore:
+    return await lf.SqliteEventStore.open(os.path.join(folder, "flows.db"))
+
+
+@asynccontextmanager
+async def _sqlite(folder: str) -> AsyncIterator[EventStore]:
+    async with await _sqlite_store(folder) as store:
+        yield store
+
+
+async def _at_once(open_store: OpenStore, flows: int) -> tuple[float, list[float]]:
+    """Seconds per flow, and how late the ticks of a timer on the same loop were."""
+    each = flows // AT_ONCE
+    async with open_store() as store, lf.WorkflowRuntime(store) as runtime:
+
+        async def client(first: int, count: int) -> None:
+            for value in range(first, first + count):
+                handle = await runtime.start(one_step, value)
+                if await handle.result() != value + 1:
+                    raise AssertionError("a flow returned another flow's output")
+
+        await asyncio.gather(*(client(0, 2) for _ in range(AT_ONCE)))  # warm: threads, caches, statements
+        lags: list[float] = []
+        ticker = asyncio.create_task(_tick(lags))
+        begun = perf_counter()
+        await asyncio.gather(*(client(n * each, each) for n in range(AT_ONCE)))
+        taken = perf_counter() - begun
+        ticker.cancel()
+        total = (each + 2) * AT_ONCE
+        last = (await store.read_all(total * EVENTS - 1))[-1].position
+        if last != total * EVENTS:
+            raise AssertionError(f"the log holds {last} events of {total * EVENTS}")
+    return taken / (each * AT_ONCE), lags
+
+
+async def _tick(lags: list[float]) -> None:
+    while True:
+        due = perf_counter() + _TICK_S
+        await asyncio.sleep(_TICK_S)
+        lags.append(max(perf_counter() - due, 0.0))
+
+
+async def _one_by_one(folder: str, flows: int) -> list[float]:
+    taken: list[float] = []
+    async with _sqlite(folder) as store, lf.WorkflowRuntime(store) as runtime:
+        for value in range(flows):
+            begun = perf_counter()
+            handle = await runtime.start(one_step, value, execution_id=f"alone-{value}")
+            output = await handle.result()
+            taken.append(perf_counter() - begun)
+            if output != value + 1:
+                raise AssertionError("a flow returned another flow's output")
+    return taken
+
+
+def _bare_commits(folder: str, sizes: list[int]) -> list[float]:
+    """Seconds of each transaction of a loop that inserts so many rows and commits, with nothing around it."""
+    from loomfast.stores import _sqlite_rows as rows
+    from loomfast.stores import _sqlite_schema as schema
+
+    connection = schema.open_writer(os.path.join(folder, "bare.db"), "FULL", 5_000)
+    insert = f"INSERT INTO events ({rows.COLUMNS}) VALUES ({','.join('?' * rows.WIDTH)})"
+    body = lf.encode({"key": "add_one", "output": 1})
+    taken: list[float] = []
+    position = 0
+    try:
+        for size in sizes:
+            events = [
+                rows.to_row(1, position + n, lf.Envelope("bare", position + n, "note", body, 0, "note"))
+                for n in range(1, size + 1)
+            ]
+            position += size
+            begun = perf_counter()
+            connection.execute("BEGIN IMMEDIATE")
+            for event in events:
+                connection.execute(insert, event)
+            connection.execute("COMMIT")
+            taken.append(perf_counter() - begun)
+    finally:
+        connection.close()
+    return taken
