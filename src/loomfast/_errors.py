@@ -297,11 +297,13 @@ class StorageError(LoomError):
 class StorageWriteError(StorageError):
     """A write did not become durable. `__cause__` is the store's own error.
 
-    `sequence` is the first one that was not written, None where the write was not an append.
+    `sequence` is the first one that was not written, None where the write was not an append. `doubtful`: the
+    store was lost before it answered, and the write may have happened all the same.
     """
 
     code = "storage-write"
     hint = "Nothing acknowledged is lost; mend the store, then recover the execution."
+    doubtful = False
 
     def __init__(self, execution_id: str | None, sequence: int | None, reason: str) -> None:
         about = "the store" if execution_id is None else f"execution {execution_id!r}"

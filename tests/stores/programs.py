@@ -53,23 +53,12 @@ def on_the_server(store: PostgresEventStore, sql: str, *arguments: Any) -> None:
     thread.join()
 
 
-def damage_kept(store: Any, snapshot: Any) -> None:
+def damage_kept(path: Path, snapshot: Any) -> None:
     """Put a bad snapshot where a good one is, behind the store's back."""
-    if isinstance(store, PostgresEventStore):
-        on_the_server(
-            store,
-            "UPDATE snapshots SET body = $1 WHERE sequence = $2",
-            snapshot.body,
-            snapshot.sequence,
-        )
-    elif hasattr(store, "_path"):
-        connection = foreign(store._path)
+    with foreign(path) as connection:
         connection.execute(
             "UPDATE snapshots SET body = ? WHERE id & 4294967295 = ?", (snapshot.body, snapshot.sequence)
         )
-        connection.close()
-    else:
-        store._snapshots._kept[snapshot.execution_id][snapshot.sequence] = snapshot
 
 
 async def on_the_writer(store: Any, sql: str) -> None:

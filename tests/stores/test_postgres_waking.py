@@ -10,7 +10,7 @@ import pytest
 
 import loomfast as lf
 from loomfast._runtime import waiting as waits
-from loomfast.stores import PostgresEventStore
+from loomfast.stores import EventStore
 from loomfast.stores import _postgres_waking as waking
 from loomfast.testing.postgres import PostgresServer
 
@@ -24,7 +24,7 @@ DONE = {"output": None}
 class Ear:
     """Hears of one execution. It hears once, too, when the store has begun to listen."""
 
-    def __init__(self, store: PostgresEventStore, execution_id: str) -> None:
+    def __init__(self, store: EventStore, execution_id: str) -> None:
         self._heard = asyncio.Event()
         self.times = 0
         self.unwatch: Callable[[], None] = store.watch(execution_id, self._hear)
@@ -61,6 +61,18 @@ async def test_who_watches_is_told_when_the_status_changes_elsewhere_and_not_oth
         )
         await deaf.hears()
         assert (ear.times, deaf.times) == (3, 2)
+
+
+async def test_who_watches_through_decorators_is_told_of_the_execution_by_its_own_name(
+    open_postgres: OpenPostgres,
+) -> None:
+    async with await open_postgres() as inner, await open_postgres() as other:
+        store = lf.CoalescingEventStore(lf.TenantScopedEventStore(inner, "t"))
+        await store.append(event("a", 0))
+        ear = Ear(store, "a")
+        await ear.hears()
+        await lf.TenantScopedEventStore(other, "t").append(event("a", 1, "EXECUTION_COMPLETED", DONE))
+        await ear.hears()
 
 
 async def test_a_large_group_tells_of_everybody(open_postgres: OpenPostgres) -> None:

@@ -317,7 +317,7 @@ async def test_a_damaged_snapshot_concerns_nobody_but_itself(path: Path) -> None
         snapshot = snapshot_of(fold_events(None, events))
         await store.snapshots.save(snapshot)
         await store.snapshots.save(snapshot_of(fold_events(None, log("y", 2))))
-        damage_kept(store, _with_flipped_bit(snapshot))
+        damage_kept(path, _with_flipped_bit(snapshot))
         latest = await store.snapshots.latest("x")
         assert latest is not None
         with pytest.raises(BadSnapshotError, match="'x'"):

@@ -42,7 +42,7 @@ class DrivenExecutions:
         self.store = store
         self.deps = deps
         self.hooks = hooks
-        self.states = StateLoader(store)
+        self.states = StateLoader(store.primary)
         self.closed = False
         self.executions: dict[str, DrivenExecution] = {}
         self.tasks: set[asyncio.Task[Any]] = set()

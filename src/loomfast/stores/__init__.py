@@ -1,4 +1,4 @@
-"""Event stores: where logs live. The door to the contract and to the stores.
+"""Event stores: where logs live. The door to the contract, to the stores and to the decorators.
 
 `SqliteEventStore` and `PostgresEventStore` are imported when they are first asked for, so that a program that
 keeps its logs elsewhere does not pay for their drivers; that of PostgreSQL need not even be installed.
@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from loomfast.stores._coalescing import CoalescingEventStore
+from loomfast.stores._decorator import EventStoreDecorator
 from loomfast.stores._memory import MemoryEventStore
+from loomfast.stores._replica import ReplicaReadEventStore
 from loomfast.stores._spi import EventStore, ExecutionSummary, PositionedEvent
 from loomfast.stores._spi_branches import Branch, BranchRegistry, Tip
 from loomfast.stores._spi_leases import Lease, LeaseStore
 from loomfast.stores._spi_recoveries import Recovery, RecoveryStore
 from loomfast.stores._spi_snapshots import SnapshotStore, SnapshotSummary
 from loomfast.stores._spi_timers import Schedule, TimerStore, Wake
+from loomfast.stores._tenant import TenantScopedEventStore
 
 if TYPE_CHECKING:
     from loomfast.stores._postgres import PostgresEventStore
@@ -24,7 +28,9 @@ __all__ = [
     "POSTGRES_SCHEMES",
     "Branch",
     "BranchRegistry",
+    "CoalescingEventStore",
     "EventStore",
+    "EventStoreDecorator",
     "ExecutionSummary",
     "Lease",
     "LeaseStore",
@@ -33,10 +39,12 @@ __all__ = [
     "PostgresEventStore",
     "Recovery",
     "RecoveryStore",
+    "ReplicaReadEventStore",
     "Schedule",
     "SnapshotStore",
     "SnapshotSummary",
     "SqliteEventStore",
+    "TenantScopedEventStore",
     "TimerStore",
     "Tip",
     "Wake",

@@ -202,6 +202,7 @@ def write_error(
     elif doubtful:
         reason = f"the server was lost before it answered, so this may have been written: {reason}"
     error = kind(execution_id, sequence, reason)
+    error.doubtful = doubtful
     error.__cause__ = read_error(execution_id, cause) if isinstance(cause, CORRUPT) else cause
     return error
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from loomfast.stores._postgres_rows import key_of, load_text, store_text
-from loomfast.stores._spi_leases import Lease, LeaseStore, check_lease
+from loomfast.stores._spi_leases import Lease, LeaseStore, check_lease, check_ttl
 
 if TYPE_CHECKING:
     from loomfast.stores._postgres import PostgresEventStore
@@ -44,6 +44,7 @@ class PostgresLeaseStore(LeaseStore):
         return None if row is None else Lease(key, owner, *row)
 
     async def renew(self, leases: Sequence[Lease], ttl_s: float) -> list[Lease]:
+        check_ttl(ttl_s)
         wanted = _in_order(leases)
         rows: Any = await self._store._write(
             None, lambda connection: connection.fetch(_RENEW, *wanted, _ms(ttl_s)), repeat=True
