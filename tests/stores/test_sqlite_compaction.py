@@ -24,7 +24,7 @@ from loomfast._errors import (
 from loomfast._kernels import fold_events
 from loomfast.stores import SqliteEventStore
 from loomfast.stores import _sqlite_reader as reader
-from loomfast.stores import _sqlite_schema as schema
+from loomfast.stores._sqlite_migrations import MIGRATIONS
 
 from .logs import event, log
 from .programs import foreign, start_program
@@ -66,7 +66,7 @@ async def test_a_database_of_schema_version_1_is_brought_up_to_date_and_keeps_ev
         assert (await store.read("copy"))[1].metadata["computeTarget"] == "gpu"
         await store.append(event("x", 6, fence=1))
     connection = foreign(path)
-    assert connection.pragma("user_version") == len(schema.MIGRATIONS)
+    assert connection.pragma("user_version") == len(MIGRATIONS)
     assert connection.pragma("integrity_check") == "ok"
     connection.close()
 

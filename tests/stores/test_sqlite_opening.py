@@ -18,6 +18,7 @@ from loomfast._errors import (
 )
 from loomfast.stores import SqliteEventStore
 from loomfast.stores import _sqlite_schema as schema
+from loomfast.stores._sqlite_migrations import MIGRATIONS
 
 from .logs import event, log
 from .programs import foreign, run_program
@@ -155,9 +156,9 @@ async def test_a_newer_schema_is_refused_by_its_number(path: Path) -> None:
     async with await SqliteEventStore.open(path) as store:
         await store.append(event("x", 0))
     connection = foreign(path)
-    connection.execute(f"PRAGMA user_version={len(schema.MIGRATIONS) + 1}")
+    connection.execute(f"PRAGMA user_version={len(MIGRATIONS) + 1}")
     connection.close()
-    with pytest.raises(StorageError, match=f"schema version {len(schema.MIGRATIONS) + 1}"):
+    with pytest.raises(StorageError, match=f"schema version {len(MIGRATIONS) + 1}"):
         await SqliteEventStore.open(path)
 
 

@@ -1,4 +1,4 @@
-"""The contract of the leases that every event store keeps: who of several processes may act now, on what.
+"""The contract of the leases that every event store keeps: who, of several processes, may act on what now.
 
 What lives here: `LeaseStore` and `Lease`. What must not: what leases are for, or when to renew one (the
 runtime).

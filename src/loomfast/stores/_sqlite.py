@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Self
 
@@ -21,12 +22,12 @@ from loomfast.stores import _sqlite_reader as reader
 from loomfast.stores._admission import check_page, refuse_unstorable
 from loomfast.stores._forking import Copier, check_branch, check_cut
 from loomfast.stores._spi import EventStore, ExecutionSummary, PositionedEvent
-from loomfast.stores._spi_leases import LeaseStore
-from loomfast.stores._spi_recoveries import RecoveryStore
-from loomfast.stores._spi_timers import TimerStore
 from loomfast.stores._sqlite_branches import SqliteBranchRegistry
 from loomfast.stores._sqlite_compaction import CopyPrefix, TruncatePrefix
+from loomfast.stores._sqlite_leases import SqliteLeaseStore
+from loomfast.stores._sqlite_recoveries import SqliteRecoveryStore
 from loomfast.stores._sqlite_snapshots import SqliteSnapshotStore
+from loomfast.stores._sqlite_timers import SqliteTimerStore
 from loomfast.stores._sqlite_writer import AcquireFence, Append, Open, Writer
 from loomfast.stores._threads import Call, Worker
 
@@ -46,9 +47,10 @@ class SqliteEventStore(EventStore):
     once; its write happens whole or not at all.
     """
 
-    def __init__(self, path: str, writer: Writer, readers: reader.Reader) -> None:
+    def __init__(self, path: str, writer: Writer, readers: reader.Reader, now_ms: Callable[[], int]) -> None:
         """Not for callers: use `open`."""
         self._path = path
+        self._now_ms = now_ms
         self._pid = os.getpid()
         self._writer = writer
         self._reader = readers
@@ -62,10 +64,13 @@ class SqliteEventStore(EventStore):
         create: bool = True,
         synchronous: Literal["FULL", "NORMAL"] = "FULL",
         busy_timeout_ms: int = 5000,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> Self:
         """Open the database at `path`, creating it if it is not there and `create`; its folder must exist.
 
         A file without content counts as not there. An older version's database is brought up to date.
+        `now_ms` is the clock that leases run out by, the machine's own: it is the same for every process that
+        may open the file. It is asked on the store's threads too.
 
         Raises `BadInputError` for the arguments, `StoreMissingError` when nothing is there and `create` is
         off, `NotAStoreError` for a file that is not loomfast's (it is not changed), `StoreBusyError` when it
@@ -88,7 +93,7 @@ class SqliteEventStore(EventStore):
             raise
         readers = reader.Reader(name, busy_timeout_ms)
         readers.start()
-        return cls(name, writer, readers)
+        return cls(name, writer, readers, now_ms)
 
     async def append_batch(self, envelopes: Sequence[Envelope]) -> None:
         envelopes = tuple(envelopes)
@@ -115,16 +120,16 @@ class SqliteEventStore(EventStore):
         return SqliteBranchRegistry(self)
 
     @property
-    def leases(self) -> LeaseStore:
-        raise NotImplementedError
+    def leases(self) -> SqliteLeaseStore:
+        return SqliteLeaseStore(self, self._now_ms)
 
     @property
-    def recoveries(self) -> RecoveryStore:
-        raise NotImplementedError
+    def recoveries(self) -> SqliteRecoveryStore:
+        return SqliteRecoveryStore(self)
 
     @property
-    def timers(self) -> TimerStore:
-        raise NotImplementedError
+    def timers(self) -> SqliteTimerStore:
+        return SqliteTimerStore(self)
 
     async def read_range(self, execution_id: str, first: int, last: int | None) -> list[Envelope]:
         query = partial(reader.read_range, execution_id=execution_id, first=first, last=last)

@@ -1,8 +1,8 @@
 """The one thread that writes to a SQLite store: group commit.
 
 What lives here: `Writer`, the calls it serves (`Append`, `AcquireFence`, `Task`) and the transaction they
-share. What must not: what the tasks do (`_sqlite_compaction.py`, `_sqlite_snapshots.py`,
-`_sqlite_branches.py`), envelopes' mapping to rows, event loops.
+share. What must not: what the tasks do (they stand in the files named after what they write), envelopes'
+mapping to rows, event loops.
 
 Theory of operation. The writer takes the first call of its queue and all that wait behind it, up to a bound,
 and makes them one transaction; so the lone caller is never held back, and a hundred concurrent callers share
@@ -46,12 +46,12 @@ MAX_CALLS = 1_000
 MAX_EVENTS = 10_000
 MAX_HEADS = 10_000
 
-# Rows to a statement, the most first: x 10 columns, below SQLite's limit on parameters (32,766). Few sizes, so
-# that few statements are prepared.
+# Rows to a statement, the most first: x 10 columns, below SQLite's limit on parameters (32,766). Few sizes,
+# so that few statements are prepared.
 _ROWS_AT_ONCE = (256, 64)
 _IDS_AT_ONCE = 128
-_HEAD_COLUMNS = "number, id, flow_id, status, last_sequence, fence, pending, in_doubt, odd_text"
-_HEAD_WIDTH = 9
+_HEAD_COLUMNS = "number, id, flow_id, status, last_sequence, fence, pending, in_doubt, wake_at, odd_text"
+_HEAD_WIDTH = 10
 _INSERT_EVENTS = f"INSERT INTO events ({COLUMNS}) VALUES "
 _UPSERT_HEADS = f"INSERT INTO executions ({_HEAD_COLUMNS}) VALUES "
 # An update that does not name `status` leaves the index over it alone.
@@ -61,7 +61,7 @@ _ON_ADVANCE = (
 )
 _ON_CHANGE = (
     _ON_ADVANCE + ", flow_id = excluded.flow_id, status = excluded.status, fence = excluded.fence,"
-    " pending = excluded.pending, in_doubt = excluded.in_doubt"
+    " pending = excluded.pending, in_doubt = excluded.in_doubt, wake_at = excluded.wake_at"
 )
 
 
@@ -86,7 +86,7 @@ class AcquireFence(Call):
 
 
 class Task(Call):
-    """A write of another kind. `execution_ids` are those it concerns, the one to blame first."""
+    """A write of another kind. `execution_ids` are those it concerns, if any, the one to blame first."""
 
     __slots__ = ("execution_ids",)
 
@@ -187,7 +187,7 @@ def _subject(call: Call) -> tuple[str | None, int | None]:
     if isinstance(call, Append):
         return call.envelopes[0].execution_id, call.envelopes[0].sequence
     if isinstance(call, Task):
-        return call.execution_ids[0], None
+        return (call.execution_ids[0] if call.execution_ids else None), None
     return (call.execution_id, None) if isinstance(call, AcquireFence) else (None, None)
 
 
@@ -259,10 +259,10 @@ class Ledger:
             rows = self.connection.execute(
                 f"SELECT {_HEAD_COLUMNS} FROM executions WHERE id IN ({marks})", some
             )
-            for number, execution_id, flow_id, status, last_sequence, fence, pending, in_doubt, _ in rows:
-                parked: Any = () if in_doubt is None else decode(in_doubt)
+            for number, execution_id, flow_id, status, last, fence, pending, in_doubt, wake_at, _ in rows:
+                parked = frozenset[str](() if in_doubt is None else decode(in_doubt))
                 self._heads[load_text(execution_id)] = Head(
-                    number, load_text(flow_id), status, last_sequence, fence, bool(pending), frozenset(parked)
+                    number, load_text(flow_id), status, last, fence, bool(pending), parked, wake_at
                 )
 
     def _apply(self, calls: list[Call]) -> list[tuple[Call, Any]]:
@@ -362,6 +362,7 @@ class Ledger:
                 and old.fence == head.fence
                 and old.pending == head.pending
                 and old.in_doubt == head.in_doubt
+                and old.wake_at == head.wake_at
             )
             (advanced if same else changed).append(_head_row(execution_id, head, execution_id in odd))
         self._write(_UPSERT_HEADS, _ON_ADVANCE, _HEAD_WIDTH, advanced)
@@ -389,5 +390,6 @@ def _head_row(execution_id: str, head: Head, odd_text: bool) -> tuple[Any, ...]:
         head.fence,
         head.pending,
         encode(sorted(head.in_doubt)) if head.in_doubt else None,
+        head.wake_at,
         odd_text,
     )

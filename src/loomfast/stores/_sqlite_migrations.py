@@ -1,0 +1,166 @@
+"""The tables of the SQLite store, version by version.
+
+What lives here: `MIGRATIONS`, and what one of them does that a statement cannot say. What must not: whatever
+the store of today does. A migration, once released, is never edited, so nothing it calls may change with the
+store: it brings its own form of what it reads and writes.
+
+Invariant: what was damaged before a migration is still found to be damaged after it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+import apsw
+
+from loomfast._core.snapshots import Snapshot, state_of
+from loomfast._errors import BadSnapshotError
+from loomfast._kernels import decode
+
+# A statement, or what makes a change to the rows.
+Change: TypeAlias = str | Callable[[apsw.Connection], None]
+
+_SUSPENDED: Final = 11
+_LAST: Final = 0xFFFFFFFF
+
+
+def _fill_wake_at(connection: apsw.Connection) -> None:
+    """Give each execution whose gate is open the `wakeAt` of that gate, from its log or from a snapshot."""
+    rows: Any = connection.execute("SELECT number, id FROM executions WHERE pending").fetchall()
+    for number, stored_id in rows:
+        wake_at = _wake_at(connection, number, stored_id)
+        if type(wake_at) is int and wake_at >= 0:
+            connection.execute(
+                "UPDATE executions SET wake_at = ? WHERE number = ?", (min(wake_at, 2**63 - 1), number)
+            )
+
+
+def _wake_at(connection: apsw.Connection, number: int, stored_id: str | bytes) -> object:
+    first, last = number << 32, (number << 32) + _LAST
+    row = connection.execute(
+        "SELECT id, kind, stamp, subject, fence, timestamp, checksum, extra, body FROM events"
+        " WHERE id BETWEEN ? AND ? AND kind = ? ORDER BY id DESC LIMIT 1",
+        (first, last, _SUSPENDED),
+    ).fetchone()
+    if row is not None:
+        return decode(row[8]).get("wakeAt") if _is_intact(*row) else None
+    execution_id = stored_id if isinstance(stored_id, str) else stored_id.decode("utf-8", "surrogatepass")
+    for snapshot_id, version, checksum, body in connection.execute(
+        "SELECT id, schema_version, checksum, body FROM snapshots WHERE id BETWEEN ? AND ? ORDER BY id DESC",
+        (first, last),
+    ):
+        try:
+            state = state_of(Snapshot(execution_id, snapshot_id & _LAST, version, body, checksum))
+            return None if state.pending is None else state.pending.wake_at
+        except (BadSnapshotError, TypeError):
+            continue
+    return None
+
+
+def _is_intact(
+    row_id: int,
+    kind: int,
+    stamp: int | None,
+    subject: str | bytes | None,
+    fence: int | None,
+    timestamp: int,
+    checksum: int,
+    extra: bytes | None,
+    body: Any,
+) -> bool:
+    """Whether a row passes the checksum that rows had up to version 3."""
+    name = subject.encode() if isinstance(subject, str) else subject
+    head = f"{row_id},{kind},{stamp},{fence},{timestamp},{None if name is None else len(name)},".encode()
+    try:
+        crc = zlib.crc32(body, zlib.crc32(head if name is None else head + name))
+        return checksum == (crc if extra is None else zlib.crc32(extra, zlib.crc32(b"+", crc)))
+    except TypeError:
+        return False
+
+
+MIGRATIONS: Final[tuple[tuple[Change, ...], ...]] = (
+    (
+        # status is '' and last_sequence -1 while an execution has a fence and no event yet
+        """CREATE TABLE executions (
+            number INTEGER PRIMARY KEY,
+            id TEXT NOT NULL UNIQUE,
+            flow_id TEXT NOT NULL,
+            status TEXT NOT NULL,
+            last_sequence INTEGER NOT NULL,
+            fence INTEGER,
+            pending INTEGER NOT NULL,
+            in_doubt BLOB,
+            odd_text INTEGER NOT NULL
+        )""",
+        "CREATE INDEX executions_by_status ON executions (status)",
+        # what a replay needs of a stamped emit comes first, so that the rest of its record is not parsed
+        """CREATE TABLE events (
+            id INTEGER PRIMARY KEY,
+            kind INTEGER NOT NULL,
+            stamp INTEGER,
+            subject TEXT,
+            position INTEGER NOT NULL,
+            fence INTEGER,
+            timestamp INTEGER NOT NULL,
+            checksum INTEGER NOT NULL,
+            extra BLOB,
+            body BLOB NOT NULL
+        )""",
+        "CREATE UNIQUE INDEX events_by_position ON events (position)",
+    ),
+    (
+        # the first sequence beyond 0 that was not truncated; 1 while nothing was
+        "ALTER TABLE executions ADD COLUMN cut INTEGER NOT NULL DEFAULT 1",
+        # an id is an execution's number and a sequence, as an event's is
+        """CREATE TABLE snapshots (
+            id INTEGER PRIMARY KEY,
+            schema_version TEXT NOT NULL,
+            checksum TEXT NOT NULL,
+            body BLOB NOT NULL
+        )""",
+        # origin, execution and parent are numbers of executions; an origin's own row has no parent, no cut
+        """CREATE TABLE branches (
+            number INTEGER PRIMARY KEY,
+            origin INTEGER NOT NULL,
+            name TEXT NOT NULL,
+            execution INTEGER NOT NULL UNIQUE,
+            parent INTEGER,
+            cut INTEGER,
+            main INTEGER NOT NULL,
+            UNIQUE (origin, name)
+        )""",
+        "CREATE INDEX branches_by_parent ON branches (parent)",
+    ),
+    (
+        # when a timer answers the open gate (ms); what is due is read from the index, however many are parked
+        "ALTER TABLE executions ADD COLUMN wake_at INTEGER",
+        "CREATE INDEX executions_by_wake ON executions (wake_at) WHERE wake_at IS NOT NULL",
+        _fill_wake_at,
+        # AUTOINCREMENT never gives a number twice, also when the row is gone: that makes it a token
+        """CREATE TABLE leases (
+            token INTEGER PRIMARY KEY AUTOINCREMENT,
+            key TEXT NOT NULL UNIQUE,
+            owner TEXT NOT NULL,
+            expires_ms INTEGER NOT NULL
+        )""",
+        # execution is its number
+        """CREATE TABLE recoveries (
+            execution INTEGER PRIMARY KEY,
+            crashes INTEGER NOT NULL,
+            progress INTEGER NOT NULL,
+            orderly INTEGER NOT NULL,
+            set_aside TEXT
+        )""",
+        "CREATE INDEX recoveries_set_aside ON recoveries (execution) WHERE set_aside IS NOT NULL",
+        # an id is UTF-8, surrogates passed, always as a BLOB: these sort by code point
+        """CREATE TABLE schedules (
+            id BLOB PRIMARY KEY NOT NULL,
+            body BLOB NOT NULL,
+            next_ms INTEGER,
+            version INTEGER NOT NULL
+        )""",
+        "CREATE INDEX schedules_by_next ON schedules (next_ms, id) WHERE next_ms IS NOT NULL",
+    ),
+)

@@ -1,0 +1,134 @@
+"""What a SQLite store keeps for timers.
+
+What lives here: `SqliteTimerStore`, the tasks that write schedules, and the queries that read what is due.
+What must not: events. When an execution's gate wakes stands in its head, which every append writes.
+
+A partial index holds the gates that have a time, in order, so what is due is at its front.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import apsw
+
+from loomfast._errors import BadInputError
+from loomfast.stores._admission import check_page
+from loomfast.stores._spi_timers import Schedule, Schedules, TimerStore, Wake
+from loomfast.stores._sqlite_rows import load_text, store_text
+from loomfast.stores._sqlite_writer import Ledger, Task
+
+if TYPE_CHECKING:
+    from loomfast.stores._sqlite import SqliteEventStore
+
+# No time that a column holds lies beyond these.
+_FIRST_MS: Final = -(2**63)
+_LAST_MS: Final = 2**63 - 1
+
+_WAKES: Final = (
+    "SELECT id, wake_at FROM executions WHERE wake_at IS NOT NULL AND wake_at <= ?"
+    " AND (wake_at, number) > (?, ifnull((SELECT number FROM executions WHERE id = ?), 0))"
+    " ORDER BY wake_at, number LIMIT ?"
+)
+_SCHEDULE: Final = "SELECT id, body, next_ms, version FROM schedules WHERE "
+_DUE: Final = _SCHEDULE + "next_ms IS NOT NULL AND next_ms <= ? ORDER BY next_ms, id LIMIT ?"
+_ONE: Final = _SCHEDULE + "id = ?"
+_LIST: Final = _SCHEDULE + "id > ? ORDER BY id LIMIT ?"
+_REPLACE: Final = "INSERT OR REPLACE INTO schedules (id, body, next_ms, version) VALUES (?, ?, ?, ?)"
+
+
+class SqliteTimerStore(TimerStore):
+    """Due gates and schedules in the database of a `SqliteEventStore`, written by its writer thread."""
+
+    def __init__(self, store: SqliteEventStore) -> None:
+        """Not for callers: use `store.timers`."""
+        self._store = store
+
+    async def due_wakes(self, at_ms: int, *, after: Wake | None = None, limit: int = 100) -> list[Wake]:
+        check_page(0, limit)
+        query = partial(read_wakes, at_ms=_bounded(at_ms), after=after, limit=limit)
+        wakes: list[Wake] = await self._store._read(None, query)
+        return wakes
+
+    async def due_schedules(self, at_ms: int, *, limit: int = 100) -> Schedules:
+        check_page(0, limit)
+        return await self._schedules(_DUE, _bounded(at_ms), limit)
+
+    async def put(self, schedule: Schedule) -> Schedule | None:
+        if not schedule.schedule_id:
+            raise BadInputError("a schedule needs an id that is not empty")
+        kept: Schedule | None = await self._store._write(None, PutSchedule(schedule))
+        return kept
+
+    async def get(self, schedule_id: str) -> Schedule | None:
+        found = await self._schedules(_ONE, _key(schedule_id))
+        return found[0] if found else None
+
+    async def delete(self, schedule_id: str) -> bool:
+        there: bool = await self._store._write(None, DeleteSchedule(schedule_id))
+        return there
+
+    async def list(self, *, after: str = "", limit: int = 100) -> Schedules:
+        check_page(0, limit)
+        return await self._schedules(_LIST, _key(after), limit)
+
+    async def _schedules(self, sql: str, *values: int | bytes) -> Schedules:
+        schedules: Schedules = await self._store._read(None, partial(read_schedules, sql=sql, values=values))
+        return schedules
+
+
+class PutSchedule(Task):
+    """Keep a schedule in place of the one of its version; answered with it, or with None."""
+
+    __slots__ = ("schedule",)
+
+    def __init__(self, schedule: Schedule) -> None:
+        super().__init__()
+        self.schedule = schedule
+
+    def perform(self, ledger: Ledger) -> Schedule | None:
+        kept = self.schedule._replace(version=self.schedule.version + 1)
+        key = _key(kept.schedule_id)
+        known = read_schedules(ledger.connection, _ONE, (key,))
+        if self.schedule.version != (known[0].version if known else 0):
+            return None
+        ledger.connection.execute(_REPLACE, (key, kept.body, kept.next_ms, kept.version))
+        return kept
+
+
+class DeleteSchedule(Task):
+    """Forget a schedule; answered with whether there was one."""
+
+    __slots__ = ("schedule_id",)
+
+    def __init__(self, schedule_id: str) -> None:
+        super().__init__()
+        self.schedule_id = schedule_id
+
+    def perform(self, ledger: Ledger) -> bool:
+        ledger.connection.execute("DELETE FROM schedules WHERE id = ?", (_key(self.schedule_id),))
+        return ledger.connection.changes() > 0
+
+
+def read_wakes(connection: apsw.Connection, at_ms: int, after: Wake | None, limit: int) -> list[Wake]:
+    wake_at, execution_id = (_FIRST_MS, "") if after is None else (after.wake_at, after.execution_id)
+    rows = connection.execute(_WAKES, (at_ms, _bounded(wake_at), store_text(execution_id), limit))
+    return [Wake(load_text(stored_id), stored_at) for stored_id, stored_at in rows]
+
+
+def read_schedules(connection: apsw.Connection, sql: str, values: tuple[int | bytes, ...]) -> Schedules:
+    rows: Any = connection.execute(sql, values)
+    return [
+        Schedule(schedule_id.decode("utf-8", "surrogatepass"), body, next_ms, version)
+        for schedule_id, body, next_ms, version in rows
+    ]
+
+
+def _key(schedule_id: str) -> bytes:
+    """The form of an id that sorts by code point, whatever it holds."""
+    return schedule_id.encode("utf-8", "surrogatepass")
+
+
+def _bounded(at_ms: int) -> int:
+    return min(max(at_ms, _FIRST_MS), _LAST_MS)
