@@ -24,6 +24,7 @@ from loomfast._errors import (
     ExecutionCancelledError,
     ExecutionEndedError,
     ExecutionFailedError,
+    ExecutionSetAsideError,
     FlowError,
     GateRefusedError,
     InputValidationError,
@@ -32,10 +33,13 @@ from loomfast._errors import (
     JsonTextError,
     KernelMissingError,
     KeyCollisionError,
+    LeaseHeldError,
+    LeaseLostError,
     LoomError,
     MalformedEventError,
     NotAStoreError,
     PrefixTruncatedError,
+    ResumeIdReusedError,
     RunOverError,
     RuntimeClosedError,
     SnapshotNeededError,
@@ -81,6 +85,7 @@ from loomfast._runtime.deps import DeterminismPolicy
 from loomfast._runtime.effects import EffectContext, EffectMiddleware
 from loomfast._runtime.handle import ExecutionHandle
 from loomfast._runtime.journal import ExecutionJournal
+from loomfast._runtime.recovering import Recovered
 from loomfast._runtime.runtime import WorkflowRuntime
 from loomfast.projections import Projection, ProjectionRuntime, UiProjection
 from loomfast.stores import (
@@ -136,6 +141,7 @@ __all__ = [
     "ExecutionFailedError",
     "ExecutionHandle",
     "ExecutionJournal",
+    "ExecutionSetAsideError",
     "ExecutionSummary",
     "FlowDefinition",
     "FlowError",
@@ -147,6 +153,8 @@ __all__ = [
     "KernelMissingError",
     "KeyCollisionError",
     "Lease",
+    "LeaseHeldError",
+    "LeaseLostError",
     "LeaseStore",
     "LoomError",
     "MalformedEventError",
@@ -156,8 +164,10 @@ __all__ = [
     "PrefixTruncatedError",
     "Projection",
     "ProjectionRuntime",
+    "Recovered",
     "Recovery",
     "RecoveryStore",
+    "ResumeIdReusedError",
     "RetryPolicy",
     "RunOverError",
     "RuntimeClosedError",

@@ -11,7 +11,7 @@ import asyncio
 import os
 import statistics
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from time import perf_counter
 from typing import Any, TypeAlias
