@@ -105,11 +105,11 @@ async def test_a_step_in_a_thread_keeps_its_lease(open_store: OpenStore) -> None
 
     async with (
         open_store() as store,
-        runtime(store, clock=lf.SystemClock(), lease_ttl_s=0.3) as one,
-        runtime(store, flow, lease_ttl_s=0.3) as two,
+        runtime(store, clock=lf.SystemClock(), lease_ttl_s=1.0) as one,
+        runtime(store, flow, lease_ttl_s=1.0) as two,
     ):
         handle = await one.start(flow, execution_id="x")
-        until = time.monotonic() + 1
+        until = time.monotonic() + 1.6
         while time.monotonic() < until:
             assert [r.outcome for r in await two.recover_abandoned()] == ["skipped"]
             await asyncio.sleep(0.05)
@@ -292,6 +292,20 @@ def test_of_two_nodes_that_start_one_id_at_once_one_drives_and_the_other_is_told
                 assert names == ["ExecutionAlreadyExistsError"] * 3 + ["ExecutionHandle"]
                 assert await one.handle(f"x{n}").result() == "worked"
         assert effects.count("began") == 20
+
+
+def test_of_two_nodes_that_fork_to_one_id_at_once_one_drives_and_the_other_is_told() -> None:
+    @virtually
+    async def main() -> None:
+        store = Store()
+        async with node(store, 1, working) as one, node(store, 2, working) as two:
+            await (await one.start(working, 0.1, execution_id="x")).result()
+            forks = (rt.fork("x", 0, fork_id="y") for rt in (one, two))
+            outcomes = await asyncio.gather(*forks, return_exceptions=True)
+            names = sorted(type(outcome).__name__ for outcome in outcomes)
+            assert names == ["ExecutionAlreadyExistsError", "ExecutionHandle"]
+            assert await two.handle("y").result() == "worked"
+        assert effects.count("began") == 2
 
 
 def test_a_time_that_is_no_lease_is_refused() -> None:

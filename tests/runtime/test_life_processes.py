@@ -169,7 +169,7 @@ LEASED = (
     FLOWS
     + """
     async def main():
-        store, rt = await opened(lease_ttl_s=1.0)
+        store, rt = await opened(lease_ttl_s=2.0)
         handle = await rt.start(slow, "here", execution_id="x")
         print("ready", flush=True)
         print((await handle.rest()).status)
@@ -183,7 +183,7 @@ TAKES_OVER = (
     FLOWS
     + """
     async def main():
-        store, rt = await opened(lease_ttl_s=1.0)
+        store, rt = await opened(lease_ttl_s=2.0)
         until = time.monotonic() + 20
         while time.monotonic() < until:
             reports = await rt.recover_abandoned()

@@ -111,7 +111,12 @@ class History:
         self, flow: FlowDefinition, source_id: str, child_id: str, at_sequence: int, branch_name: str | None
     ) -> DrivenExecution | None:
         store = self._driven.store
-        async with self._driven.claimed(child_id):
+
+        async def refuse_existing() -> None:
+            if await store.read_range(child_id, 0, 0):
+                raise ExecutionAlreadyExistsError(child_id)
+
+        async with self._driven.claimed(child_id, refuse_existing):
             try:
                 await store.copy_prefix(source_id, child_id, at_sequence, branch_name=branch_name)
             except DuplicateSequenceError as error:
