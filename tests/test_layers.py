@@ -29,6 +29,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "stores": BASE | {"_kernels", "_core"},
     "_runtime": BASE | {"_kernels", "_core", "stores"},
     "projections": BASE | {"_kernels", "stores"},
+    "readmodels": BASE | {"_kernels", "stores", "_runtime"},
+    "verification": BASE | {"_kernels", "_core", "stores"},
     "__main__": {"cli"},
     "bench": BASE | {"_kernels", "_core", "stores", "_runtime", "_pure", "_native", ""},
     "testing": BASE | {"_kernels", "_core", "stores", "_runtime"},

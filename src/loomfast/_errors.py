@@ -335,14 +335,18 @@ class StorageError(LoomError):
 class StorageWriteError(StorageError):
     """A write did not become durable. `__cause__` is the store's own error.
 
-    `sequence` is the first one that was not written, None where the write was not an append.
+    `sequence` is the first one that was not written, None where the write was not an append. `doubtful`: the
+    store was lost before it answered, and the write may have happened all the same.
     """
 
     code = "storage-write"
     hint = "Nothing acknowledged is lost; mend the store, then recover the execution."
+    doubtful = False
 
     def __init__(self, execution_id: str | None, sequence: int | None, reason: str) -> None:
-        super().__init__(execution_id, f"execution {execution_id!r}, sequence {sequence}: {reason}")
+        about = "the store" if execution_id is None else f"execution {execution_id!r}"
+        place = "" if sequence is None else f", sequence {sequence}"
+        super().__init__(execution_id, f"{about}{place}: {reason}")
         self.sequence = sequence
         self.reason = reason
 
@@ -365,6 +369,34 @@ class StoreBusyError(StorageWriteError):
 
     code = "store-busy"
     hint = "Repeat the call; if it recurs, find the process that holds the database locked."
+
+
+class StoreFullError(StorageWriteError):
+    """There is no room for the write: the disk, a quota or the greatest size of a file is reached."""
+
+    code = "store-full"
+    hint = "Free some space and recover the execution; the store need not be opened again."
+
+
+class StoreReadOnlyError(StorageWriteError):
+    """The file of the store, or its folder, cannot be written by this process."""
+
+    code = "store-read-only"
+    hint = "Give this process the right to write the file and its folder; reads go on."
+
+
+class StoreLostError(StorageError):
+    """The file of the store was deleted, moved or replaced while it was open.
+
+    It is the `__cause__` of what failed: reads see and writes reach a file that nobody else can open.
+    """
+
+    code = "store-lost"
+    hint = "Close the store and open what is there now; what was acknowledged is in the file that is gone."
+
+    def __init__(self, path: str) -> None:
+        super().__init__(None, f"{path}: was deleted, moved or replaced while it was open")
+        self.path = path
 
 
 class StoreClosedError(StorageError):
@@ -409,6 +441,16 @@ class StoreReadError(StorageError):
     def __init__(self, execution_id: str | None, message: str, *, position: int | None = None) -> None:
         super().__init__(execution_id, message)
         self.position = position
+
+
+class StoreCorruptError(StoreReadError):
+    """The database is damaged: one of its pages or indexes is not what was written, or its end is missing.
+
+    Where a write met it, it is the `__cause__` of the `StorageWriteError`.
+    """
+
+    code = "store-corrupt"
+    hint = "Run loomfast verify to see what is affected; the rest can be read and exported."
 
 
 # --- the author of the flow must act -------------------------------------------------------------

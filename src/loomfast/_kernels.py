@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from loomfast._errors import BadInputError, KernelMissingError, StaleKernelError
 
 # Raised by one whenever a kernel changes what it accepts, returns or how it is called.
-REVISION = 1
+REVISION = 2
 
 _STEMS = ("digest", "trie", "fold")
 
@@ -61,6 +61,7 @@ def _check_known_answers(kernels: dict[str, ModuleType]) -> None:
             ("digest", stamp == 0x732885E97D8AA751),
             ("trie", counts.get(stamp) == 2 and len(counts) == 1),
             ("fold", fold.fold_events(None, [event]).status == "running"),
+            ("fold", fold.row_guard(1 << 32 | 7, 21, "k", -1, b"{}") == 0x1D851135),
         )
         if not holds
     ]
@@ -102,7 +103,7 @@ if TYPE_CHECKING:
         format_digest,
         parse_digest,
     )
-    from loomfast._pure.fold import Envelope, State, fold_events, fold_rows
+    from loomfast._pure.fold import Envelope, State, fold_events, fold_guarded, fold_rows, row_guard
     from loomfast._pure.trie import Table, Trie
 else:
     _digest, _trie, _fold = (_KERNELS[stem] for stem in _STEMS)
@@ -120,7 +121,9 @@ else:
     Envelope = _fold.Envelope
     State = _fold.State
     fold_events = _fold.fold_events
+    fold_guarded = _fold.fold_guarded
     fold_rows = _fold.fold_rows
+    row_guard = _fold.row_guard
 
 __all__ = [
     "MAX_DEPTH",
@@ -136,8 +139,10 @@ __all__ = [
     "encode_digest",
     "fnv1a64",
     "fold_events",
+    "fold_guarded",
     "fold_rows",
     "format_digest",
     "implementation",
     "parse_digest",
+    "row_guard",
 ]

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 import loomfast as lf
-from loomfast.bench import cases, fold, logs, replay, startup
+from loomfast.bench import cases, driver, fold, logs, replay, startup
 from loomfast.cli.bench import figure
 
 
@@ -177,6 +177,12 @@ def test_the_mixed_log_has_every_kind_and_folds():
     assert state.sequence == 1_999
     assert sum(event.stamp is not None for event in events) / len(events) == pytest.approx(0.5, abs=0.02)
     assert min(map(len, (state.steps, state.decisions, state.gates, state.emits))) > 1
+
+
+def test_the_drivers_return_the_same_rows_and_are_measured_on_both_tasks():
+    measured = driver.drivers(640, 1)
+    assert set(measured) == {"apsw fetch", "apsw insert", "sqlite3 fetch", "sqlite3 insert"}
+    assert min(measured.values()) > 0
 
 
 def test_replay_from_sqlite_checks_its_answer_and_measures():

@@ -38,13 +38,31 @@ def foreign(path: Path) -> apsw.Connection:
     return connection
 
 
-def damage_kept(store: Any, snapshot: Any) -> None:
+def damage_kept(path: Path, snapshot: Any) -> None:
     """Put a bad snapshot where a good one is, behind the store's back."""
-    if hasattr(store, "_path"):
-        connection = foreign(store._path)
+    with foreign(path) as connection:
         connection.execute(
             "UPDATE snapshots SET body = ? WHERE id & 4294967295 = ?", (snapshot.body, snapshot.sequence)
         )
-        connection.close()
-    else:
-        store._snapshots._kept[snapshot.execution_id][snapshot.sequence] = snapshot
+
+
+async def on_the_writer(store: Any, sql: str) -> None:
+    """Run a statement on the writer's own connection, in its thread."""
+    from loomfast.stores import _sqlite_writer as writer
+
+    class Judged(writer.AcquireFence):
+        __slots__ = ()
+
+    original = writer.Ledger.commit
+
+    def commit(ledger: Any, calls: list[Any], deadline: float) -> list[tuple[Any, Any]]:
+        if isinstance(calls[0], Judged):
+            ledger.connection.execute(sql)
+            return [(calls[0], None)]
+        return original(ledger, calls, deadline)
+
+    writer.Ledger.commit = commit  # type: ignore[method-assign]  # undone below
+    try:
+        await store._ask(store._writer, None, Judged(""))
+    finally:
+        writer.Ledger.commit = original  # type: ignore[method-assign]  # as it was

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
+import shutil
 import sys
 import threading
 import time
 import warnings
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import apsw
 import pytest
 
 from loomfast._errors import (
     DuplicateSequenceError,
     StaleFenceError,
-    StorageWriteError,
     StoreBusyError,
     StoreClosedError,
-    StoreReadError,
 )
 from loomfast._kernels import Envelope
-from loomfast.stores import SqliteEventStore
+from loomfast.stores import Recovery, Schedule, SqliteEventStore
 
 from .logs import event, log
 from .programs import foreign, run_program
@@ -32,7 +31,27 @@ from .programs import foreign, run_program
 # --- locks ---------------------------------------------------------------------------------------
 
 
-async def test_an_append_waits_for_a_foreign_lock_and_the_loop_does_not(path: Path) -> None:
+@contextlib.asynccontextmanager
+async def ticking() -> AsyncIterator[None]:
+    """Have a task of the loop wake up 500 times a second, and judge how late it was: F21."""
+    late: list[float] = []
+
+    async def tick() -> None:
+        while True:
+            due = time.monotonic() + 0.002
+            await asyncio.sleep(0.002)
+            late.append(time.monotonic() - due)
+
+    ticker = asyncio.create_task(tick())
+    try:
+        yield
+    finally:
+        ticker.cancel()
+    assert len(late) > 20
+    assert sorted(late)[len(late) * 99 // 100] < 0.05
+
+
+async def test_an_append_waits_for_a_foreign_lock_and_the_loop_does_not(path: Path) -> None:  # F21
     async with (
         await SqliteEventStore.open(path) as store,
         await SqliteEventStore.open(path.with_name("other.db")) as other,
@@ -41,22 +60,17 @@ async def test_an_append_waits_for_a_foreign_lock_and_the_loop_does_not(path: Pa
         holder = foreign(path)
         holder.execute("BEGIN IMMEDIATE")
         waiting = asyncio.create_task(store.append(event("x", 1)))
-        gaps: list[float] = []
-        last = start = time.monotonic()
-        while time.monotonic() - start < 1:
-            await asyncio.sleep(0.01)
-            now = time.monotonic()
-            gaps.append(now - last)
-            last = now
-            assert len(await store.read("x")) == 1
+        async with ticking():
+            start = time.monotonic()
+            while time.monotonic() - start < 1:
+                await asyncio.sleep(0.01)
+                assert len(await store.read("x")) == 1
         await other.append(event("elsewhere", 0))
         assert not waiting.done()
         holder.execute("ROLLBACK")
         holder.close()
         await waiting
         assert await store.last_sequence("x") == 1
-        assert sorted(gaps)[len(gaps) * 95 // 100] < 0.05
-        assert max(gaps) < 0.25
 
 
 async def test_a_lock_held_too_long_is_an_error_that_names_the_write_and_can_be_repeated(path: Path) -> None:
@@ -73,7 +87,7 @@ async def test_a_lock_held_too_long_is_an_error_that_names_the_write_and_can_be_
         assert all(isinstance(result, StoreBusyError) for result in results)
         named = [(r.execution_id, r.sequence) for r in results if isinstance(r, StoreBusyError)]
         assert named == [("x", 3), ("y", 0), ("z", None)]
-        assert "locked" in str(results[0])
+        assert "busy" in str(results[0])  # F20
         assert len(await store.read_all()) == 3
         holder.execute("ROLLBACK")
         holder.close()
@@ -89,6 +103,53 @@ async def test_opening_a_locked_database_that_must_be_migrated_gives_up_in_time(
         await SqliteEventStore.open(path, busy_timeout_ms=20)
     holder.close()
     await (await SqliteEventStore.open(path)).close()
+
+
+async def test_opening_migrating_and_closing_wait_for_a_lock_and_the_loop_does_not(
+    path: Path,
+) -> None:
+    shutil.copy(Path(__file__).parent / "data" / "schema-2.sqlite", path)
+    holder = foreign(path)
+    holder.execute("BEGIN IMMEDIATE")
+    async with ticking():  # F21
+        opening = asyncio.create_task(SqliteEventStore.open(path))
+        await asyncio.sleep(0.3)
+        assert not opening.done()
+        holder.execute("ROLLBACK")
+        store = await opening
+        holder.execute("BEGIN IMMEDIATE")
+        waiting = asyncio.create_task(store.append(event("new", 0)))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(store.close())
+        await asyncio.sleep(0.3)
+        assert not closing.done()
+        holder.execute("ROLLBACK")
+        holder.close()
+        await closing
+        await waiting
+
+
+async def test_leases_accounts_and_schedules_say_when_a_lock_is_held_too_long(
+    path: Path,
+) -> None:
+    async with await SqliteEventStore.open(path, busy_timeout_ms=30) as store:
+        await store.append(event("x", 0))
+        lease = await store.leases.acquire("x", "node-a", 30)
+        assert lease is not None
+        holder = foreign(path)
+        holder.execute("BEGIN IMMEDIATE")
+        results = await asyncio.gather(
+            store.leases.acquire("y", "node-a", 30),
+            store.leases.renew([lease], 30),
+            store.recoveries.put(Recovery("x", 1, 0, False, None)),
+            store.timers.put(Schedule("nightly", b"{}", None)),
+            return_exceptions=True,
+        )
+        assert [r.execution_id for r in results if isinstance(r, StoreBusyError)] == ["y", "x", "x", None]
+        assert await store.leases.get("x") == lease
+        holder.execute("ROLLBACK")
+        holder.close()
+        assert await store.leases.renew([lease], 30) != []
 
 
 async def test_a_caller_cancelled_while_the_store_is_locked_returns_at_once(path: Path) -> None:
@@ -121,128 +182,6 @@ async def test_what_another_connection_writes_is_respected(path: Path) -> None:
         await one.append(event("z", 0))
         assert [p.position for p in await two.read_all()] == [1, 2, 3, 4, 5]
         assert [s.execution_id for s in await two.list_executions()] == ["x", "y", "z"]
-
-
-# --- failing writes and damaged rows -------------------------------------------------------------
-
-
-async def test_a_full_disk_is_reported_to_those_it_hits_and_the_rest_goes_on(path: Path) -> None:
-    async with await SqliteEventStore.open(path) as store:
-        await store.append_batch(log("x", 3))
-        pages = foreign(path).execute("PRAGMA page_count").fetchone()[0]
-        await _on_the_writer(store, f"PRAGMA max_page_count={pages + 60}")
-        big = event(
-            "big", 0, "EXECUTION_STARTED", {"flowId": "f", "flowVersion": "1", "input": "x" * 900_000}
-        )
-        results = await asyncio.gather(
-            store.append(event("before", 0)),
-            store.append(big),
-            store.append_batch(log("after", 2)),
-            return_exceptions=True,
-        )
-        assert results[0] is None
-        assert results[2] is None
-        error = results[1]
-        assert isinstance(error, StorageWriteError)
-        assert not isinstance(error, StoreBusyError)
-        assert (error.execution_id, error.sequence) == ("big", 0)
-        assert isinstance(error.__cause__, apsw.FullError)
-        assert await store.read("big") == []
-        assert [p.position for p in await store.read_all()] == list(range(1, 7))
-
-
-async def test_a_value_that_sqlite_cannot_hold_fails_its_caller_alone(path: Path) -> None:
-    async with await SqliteEventStore.open(path) as store:
-        impossible = Envelope("bad", 0, "note", b"null", 2**70)
-        results = await asyncio.gather(
-            store.append(event("x", 0)),
-            store.append(impossible),
-            store.append(event("y", 0)),
-            return_exceptions=True,
-        )
-        assert [type(result) for result in results] == [type(None), StorageWriteError, type(None)]
-        assert (await store.list_executions())[-1].execution_id == "y"
-
-
-async def test_a_file_that_cannot_be_written_is_a_write_error_and_reads_go_on(path: Path) -> None:
-    async with await SqliteEventStore.open(path) as store:
-        await store.append(event("x", 0))
-        await _on_the_writer(store, "PRAGMA query_only=ON")
-        with pytest.raises(StorageWriteError) as caught:
-            await store.append(event("x", 1))
-        assert isinstance(caught.value.__cause__, apsw.ReadOnlyError)
-        assert (caught.value.execution_id, caught.value.sequence) == ("x", 1)
-        assert len(await store.read("x")) == 1
-
-
-async def _on_the_writer(store: SqliteEventStore, sql: str) -> None:
-    """Run a statement on the writer's own connection, in its thread."""
-    from loomfast.stores import _sqlite_writer as writer
-
-    class Judged(writer.AcquireFence):
-        __slots__ = ()
-
-    original = writer.Ledger.commit
-
-    def commit(ledger: Any, calls: list[Any], deadline: float) -> list[tuple[Any, Any]]:
-        if isinstance(calls[0], Judged):
-            ledger.connection.execute(sql)
-            return [(calls[0], None)]
-        return original(ledger, calls, deadline)
-
-    writer.Ledger.commit = commit  # type: ignore[method-assign]  # undone below
-    try:
-        await store._ask(store._writer, None, Judged(""))
-    finally:
-        writer.Ledger.commit = original  # type: ignore[method-assign]  # as it was
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        "body = CAST(replace(CAST(body AS TEXT), '1', '2') AS BLOB)",
-        "body = 'text'",
-        "body = 5",
-        "kind = kind + 1",
-        "kind = 99",
-        "timestamp = timestamp + 1",
-        "stamp = 5",
-        "subject = 'other'",
-        "subject = NULL",
-        "subject = 5",
-        "fence = 9",
-        "extra = x'7b7d'",
-        "checksum = checksum + 1",
-    ],
-)
-async def test_a_row_that_is_not_as_it_was_written_is_found_and_named(path: Path, change: str) -> None:
-    async with await SqliteEventStore.open(path) as store:
-        await store.append_batch([*log("x", 3), *log("sound", 3)])
-        connection = foreign(path)
-        connection.execute(f"UPDATE events SET {change} WHERE id = (1 << 32) + 1")
-        connection.close()
-        with pytest.raises(StoreReadError, match=r"'x', sequence 1") as caught:
-            await store.read("x")
-        assert caught.value.execution_id == "x"
-        with pytest.raises(StoreReadError):
-            await store.read_all()
-        assert await store.read("sound") == log("sound", 3)
-
-
-async def test_a_damaged_page_is_a_read_error_that_names_the_execution(path: Path) -> None:
-    async with await SqliteEventStore.open(path) as store:
-        await store.append_batch(log("x", 2_000))
-    size = path.stat().st_size
-    with open(path, "r+b") as file:
-        file.seek(size // 2)
-        file.write(b"\xff" * 20_000)
-    async with await SqliteEventStore.open(path) as store:
-        with pytest.raises(StoreReadError) as caught:
-            await store.read("x")
-        assert caught.value.execution_id == "x"
-        with pytest.raises(StoreReadError):
-            await store.fold("x")
-        await store.append(event("y", 0))
 
 
 # --- threads, processes, memory ------------------------------------------------------------------
@@ -317,7 +256,7 @@ def _in_the_child(store: SqliteEventStore) -> int:
 def test_a_program_that_never_closes_its_store_still_ends(path: Path) -> None:
     program = """
         import asyncio, sys
-        from loomfast.stores import SqliteEventStore
+        from loomfast.stores import Recovery, Schedule, SqliteEventStore
         keep = []
         async def main():
             keep.append(await SqliteEventStore.open(sys.argv[1]))

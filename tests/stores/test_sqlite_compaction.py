@@ -27,7 +27,7 @@ from loomfast.stores import _sqlite_reader as reader
 from loomfast.stores._sqlite_migrations import MIGRATIONS
 
 from .logs import event, log
-from .programs import foreign, start_program
+from .programs import foreign, on_the_writer, start_program
 
 RECORDED = Path(__file__).parent / "data"
 
@@ -240,10 +240,8 @@ async def test_a_damaged_row_stops_its_copy_half_way_and_nobody_elses(path: Path
 async def test_a_disk_that_fills_up_during_a_copy_leaves_nothing_of_it(path: Path) -> None:
     async with await SqliteEventStore.open(path) as store:
         await store.append_batch(log("x", 5_000))
-        from .test_sqlite import _on_the_writer
-
         pages = foreign(path).pragma("page_count")
-        await _on_the_writer(store, f"PRAGMA max_page_count={pages + 20}")
+        await on_the_writer(store, f"PRAGMA max_page_count={pages + 20}")
         results = await asyncio.gather(
             store.append(event("y", 0)),
             store.copy_prefix("x", "t", 4_999, branch_name="b"),
@@ -258,7 +256,7 @@ async def test_a_disk_that_fills_up_during_a_copy_leaves_nothing_of_it(path: Pat
         assert await store.last_sequence("t") is None
         assert await store.branches.refs("x") == []
         assert [p.position for p in await store.read_all(5_000)] == [5_001, 5_002]
-        await _on_the_writer(store, "PRAGMA max_page_count=1000000")
+        await on_the_writer(store, "PRAGMA max_page_count=1000000")
         await store.copy_prefix("x", "t", 4_999, branch_name="b")
 
 

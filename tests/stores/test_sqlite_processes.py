@@ -119,7 +119,7 @@ async def test_a_reader_neither_passes_over_an_open_transaction_nor_waits_for_on
         holder = apsw.Connection(str(path))
         holder.execute("BEGIN IMMEDIATE")
         holder.execute(
-            "INSERT INTO events (id, kind, position, timestamp, checksum, body)"
+            "INSERT INTO events (id, coded, position, timestamp, checksum, body)"
             " VALUES ((1 << 32) + 1, 0, 2, 0, 0, x'30')"
         )
         waiting = asyncio.create_task(store.append(event("y", 0)))

@@ -20,7 +20,7 @@ Invariant: `state_of(snapshot_of(state)) == state`, whichever kernels wrote and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import xxhash
@@ -57,6 +57,17 @@ class Snapshot:
         checksum = _checksum(self.execution_id, self.sequence, self.schema_version, self.body)
         if self.checksum != checksum:
             raise self._bad("checksum", f"is {self.checksum!r}, the content's is {checksum!r}")
+
+    def renamed(self, execution_id: str) -> Snapshot:
+        """Return the snapshot of the same state under another execution's id.
+
+        One that does not pass its checksum comes out damaged, too. The body is parsed and written again.
+        """
+        if not is_sound(self):
+            return replace(self, execution_id=execution_id)
+        body = encode({**decode(self.body), "executionId": execution_id})
+        checksum = _checksum(execution_id, self.sequence, self.schema_version, body)
+        return Snapshot(execution_id, self.sequence, self.schema_version, body, checksum)
 
     def _bad(self, field: str, reason: str) -> BadSnapshotError:
         return BadSnapshotError(field, reason, self.execution_id, self.sequence)

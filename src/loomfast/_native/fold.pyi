@@ -19,8 +19,10 @@ __all__ = [
     "decode",
     "encode",
     "fold_events",
+    "fold_guarded",
     "fold_rows",
     "parse_digest",
+    "row_guard",
 ]
 
 REVISION: Final[int]
@@ -201,3 +203,11 @@ def fold_rows(
     execution_id: str,
     rows: Iterable[tuple[int, int, str | None, int | None, bytes | None]],
 ) -> State: ...
+def fold_guarded(
+    state: State | None,
+    execution_id: str,
+    rows: Iterable[tuple[int, int, str | bytes | None, int | None, bytes | None]],
+) -> State: ...
+def row_guard(
+    row_id: int, kind: int, subject: str | bytes | None, stamp: int | None, body: bytes | None
+) -> int: ...

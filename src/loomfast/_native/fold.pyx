@@ -17,7 +17,7 @@ an envelope whose payload has no JSON form and itself leads back to that envelop
 """
 
 cimport cython
-from cpython.bytes cimport PyBytes_CheckExact
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from cpython.list cimport PyList_CheckExact, PyList_GET_SIZE
 from cpython.long cimport PyLong_CheckExact
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
@@ -52,18 +52,29 @@ __all__ = [
     "decode",
     "encode",
     "fold_events",
+    "fold_guarded",
     "fold_rows",
     "parse_digest",
+    "row_guard",
 ]
 _KERNEL = sys.modules[__name__]
 
-REVISION = 1
+REVISION = 2
 
 cdef extern from "Python.h":
     u64 PyLong_AsUnsignedLongLongMask(object value) except? 0xFFFFFFFFFFFFFFFFULL
     PyObject* PyList_GET_ITEM(object value, Py_ssize_t index) noexcept  # the caller checked the index
     PyObject* PyTuple_GET_ITEM(object value, Py_ssize_t index) noexcept  # the caller checked the index
     PyTypeObject* Py_TYPE(PyObject* value) noexcept  # reads a field
+
+    const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
+
+cdef extern from "fold_guard.h":
+    void loom_guard_prepare() noexcept  # fills a table: cannot raise
+    unsigned int loom_guard_words(u64 row_id, u64 kind_and_shape, u64 stamp) noexcept  # computes: cannot raise
+    unsigned int loom_crc_bytes(unsigned int crc, const unsigned char* data, size_t size) noexcept  # computes
+
+loom_guard_prepare()
 
 cdef enum:
     LOOKAHEAD = 12  # how many events before it an event's step is looked for; what leads there, up to thrice
@@ -544,6 +555,107 @@ def fold_rows(state, execution_id, rows):
         _close_pass(&fold)
 
 
+def fold_guarded(state, execution_id, rows):
+    """Fold `(row_id, word, subject, stamp, body)` rows onto a state, each of which must pass its guard.
+
+    See the twin. A row that is not as it was written is a `MalformedEventError` whose field is `guard`.
+    """
+    cdef Pass fold
+    cdef State folded = _begun(state)
+    cdef bint stamped
+    cdef u64 key
+    cdef u64 coded
+    cdef u64 digest
+    cdef long long number
+    cdef long long kind
+    _open_pass(&fold)
+    try:
+        for row_id, word, subject, stamp, body in rows:
+            key = PyLong_AsUnsignedLongLongMask(row_id)
+            number = <long long>(key & 0xFFFFFFFFULL)
+            stamped = stamp is not None
+            if not PyLong_CheckExact(word) or (stamped and not PyLong_CheckExact(stamp)):
+                _refuse_row(execution_id, number)
+            coded = PyLong_AsUnsignedLongLongMask(word)
+            if coded >> 63:
+                _refuse_row(execution_id, number)
+            digest = PyLong_AsUnsignedLongLongMask(stamp) if stamped else 0
+            kind = <long long>(coded >> 32)
+            if _steers(kind, stamped):
+                if not PyBytes_CheckExact(body):
+                    _refuse_row(execution_id, number)
+                if subject is not None and not PyUnicode_CheckExact(subject):
+                    if not PyBytes_CheckExact(subject):
+                        _refuse_row(execution_id, number)
+                    if <u64>_steering_guard(key, kind, stamped, digest, subject, body) != coded & 0xFFFFFFFFULL:
+                        _refuse_row(execution_id, number)
+                    subject = (<bytes>subject).decode("utf-8", "surrogatepass")
+                elif <u64>_steering_guard(key, kind, stamped, digest, subject, body) != coded & 0xFFFFFFFFULL:
+                    _refuse_row(execution_id, number)
+            elif (
+                ~loom_guard_words(key, <u64>kind | <u64>stamped << 32, digest) & 0xFFFFFFFFULL
+                != coded & 0xFFFFFFFFULL
+            ):
+                _refuse_row(execution_id, number)
+            if not _is_inert(folded, <PyObject*>execution_id, number, kind, stamped):
+                _apply(folded, &fold, execution_id, number, kind, subject, stamped, body)
+            if stamped:
+                _keep_stamp(folded, &fold, digest)
+            fold.touched = True
+        return _result(state, folded, &fold)
+    finally:
+        _close_pass(&fold)
+
+
+def row_guard(row_id, kind, subject, stamp, body):
+    """Return the CRC-32 over what `fold_guarded` reads of a row; see the twin."""
+    cdef bint stamped = stamp is not None
+    cdef u64 digest = PyLong_AsUnsignedLongLongMask(stamp) if stamped else 0
+    cdef u64 key = PyLong_AsUnsignedLongLongMask(row_id)
+    cdef long long code = kind
+    if _steers(code, stamped):
+        if not PyBytes_CheckExact(body):
+            raise TypeError(f"body: must be bytes, not {type(body).__name__}")
+        return _steering_guard(key, code, stamped, digest, subject, body)
+    return <unsigned int>~loom_guard_words(key, <u64>code | <u64>stamped << 32, digest)
+
+
+cdef inline bint _steers(long long kind, bint stamped) noexcept:  # compares: cannot raise
+    """Whether the fold reads the subject and the body of such an event."""
+    return kind > LAST_INERT or (kind == DOMAIN and not stamped)
+
+
+cdef unsigned int _steering_guard(
+    u64 key, long long kind, bint stamped, u64 digest, object subject, object body
+) except? 0:
+    """The guard of a row that steers the fold."""
+    cdef Py_ssize_t size = 0
+    cdef const char* text = NULL
+    cdef u64 shape = <u64>stamped
+    cdef unsigned int crc
+    if subject is not None:
+        if PyUnicode_CheckExact(subject):
+            try:
+                text = PyUnicode_AsUTF8AndSize(subject, &size)
+            except UnicodeEncodeError:
+                subject = subject.encode("utf-8", "surrogatepass")
+        if text == NULL:
+            if not PyBytes_CheckExact(subject):
+                raise TypeError(f"subject: must be str or bytes, not {type(subject).__name__}")
+            text = PyBytes_AS_STRING(subject)
+            size = PyBytes_GET_SIZE(subject)
+        shape |= <u64>(size + 1) << 1
+    crc = loom_guard_words(key, <u64>kind | shape << 32, digest)
+    if size:
+        crc = loom_crc_bytes(crc, <const unsigned char*>text, <size_t>size)
+    crc = loom_crc_bytes(crc, <const unsigned char*>PyBytes_AS_STRING(body), <size_t>PyBytes_GET_SIZE(body))
+    return ~crc
+
+
+cdef int _refuse_row(object execution_id, long long sequence) except -1:
+    raise MalformedEventError(execution_id, sequence, "guard", "the row is not as it was written")
+
+
 cdef int _open_pass(Pass* fold) noexcept:  # stores: cannot raise
     fold.owned = 0
     fold.touched = False
@@ -823,7 +935,10 @@ cdef int _resume(State state, Pass* fold, object body) except -1:
 
 
 cdef tuple _gate_fields(State state, int kind, object body):
-    payload = decode(body)
+    try:
+        payload = decode(body)
+    except BadInputError as error:
+        _refuse(state, "payload", str(error))
     if (
         type(payload) is dict
         and len(payload) == 2

@@ -19,6 +19,8 @@ Outputs, choices and answers are parsed when somebody is served them, into fresh
 one run does to a value it was served cannot reach the next.
 
 A stamped emit needs nothing but its digest. `fold_rows` folds rows whose bodies were never fetched.
+`fold_guarded` also makes sure that a row is what was written: its *guard* is a CRC-32 over just what the fold
+reads of it, so that checking it fetches nothing more.
 
 Worked example, one gate:
 
@@ -36,7 +38,9 @@ passed by the answer that directly precedes EXECUTION_RESUMED; nothing but domai
 
 from __future__ import annotations
 
+import struct
 import sys
+import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NoReturn, TypeAlias
 
@@ -59,16 +63,23 @@ __all__ = [
     "decode",
     "encode",
     "fold_events",
+    "fold_guarded",
     "fold_rows",
     "parse_digest",
+    "row_guard",
 ]
 _KERNEL = sys.modules[__name__]
 
-REVISION: Final = 1
+REVISION: Final = 2
 
 _MASK: Final = 2**64 - 1
 
+_SEQUENCE: Final = 0xFFFFFFFF
+_GUARD: Final = 0xFFFFFFFF
+_GUARDED = struct.Struct("<QIIQ")
+
 Row: TypeAlias = tuple[int, int, str | None, int | None, bytes | None]
+GuardedRow: TypeAlias = tuple[int, int, str | bytes | None, int | None, bytes | None]
 
 
 def _whole(value: object, name: str) -> None:
@@ -445,6 +456,51 @@ def fold_rows(state: State | None, execution_id: str, rows: Iterable[Row]) -> St
     return fold.result()
 
 
+def fold_guarded(state: State | None, execution_id: str, rows: Iterable[GuardedRow]) -> State:
+    """Fold `(row_id, word, subject, stamp, body)` rows onto a state, each of which must pass its guard.
+
+    The low 32 bits of `row_id` are the sequence; those of `word` are the row's `row_guard`, the others its
+    kind. A subject may be given as bytes (UTF-8, surrogates passed). Otherwise as `fold_rows`; a row that is
+    not as it was written is a `MalformedEventError` whose field is `guard`.
+    """
+    fold = _Pass(state)
+    for row_id, word, subject, stamp, body in rows:
+        sequence = row_id & _SEQUENCE
+        try:
+            kind = word >> 32
+            intact = word & _GUARD == row_guard(row_id, kind, subject, stamp, body)
+        except (TypeError, AttributeError, struct.error):
+            intact = False
+        if not intact:
+            raise MalformedEventError(execution_id, sequence, "guard", "the row is not as it was written")
+        text = subject.decode("utf-8", "surrogatepass") if isinstance(subject, bytes) else subject
+        fold.apply(execution_id, sequence, kind, text, None if stamp is None else stamp & _MASK, body)
+    return fold.result()
+
+
+def row_guard(
+    row_id: int, kind: int, subject: str | bytes | None, stamp: int | None, body: bytes | None
+) -> int:
+    """Return the CRC-32 over what `fold_guarded` reads of a row.
+
+    That is 24 bytes, little-endian: the id (64 bits), the kind (32), the shape (32) and the stamp (64, 0 for
+    none). The shape's lowest bit tells whether there is a stamp. A row that steers the fold (a kernel fact,
+    or an unstamped domain event) goes on with the bytes of its subject, whose number, plus 1, stands in the
+    rest of the shape, and of its body. Raises `TypeError` where a part has another type.
+    """
+    shape = 0 if stamp is None else 1
+    digest = 0 if stamp is None else stamp & _MASK
+    if not (kind > ev.LAST_INERT or (kind == ev.DOMAIN and stamp is None)):
+        return zlib.crc32(_GUARDED.pack(row_id & _MASK, kind, shape, digest))
+    name = subject.encode("utf-8", "surrogatepass") if isinstance(subject, str) else subject
+    if name is not None:
+        shape |= len(name) + 1 << 1
+    if not isinstance(body, bytes):
+        raise TypeError(f"body: must be bytes, not {type(body).__name__}")
+    head = _GUARDED.pack(row_id & _MASK, kind, shape, digest)
+    return zlib.crc32(body, zlib.crc32(head if name is None else head + name))
+
+
 class _Pass:
     """One fold pass. It drafts a map when it first changes it, and owns its drafts until `result`."""
 
@@ -583,7 +639,10 @@ class _Pass:
         self.status = ev.SUSPENDED if self.in_doubt else ev.RUNNING
 
     def _gate_fields(self, kind: int, body: bytes) -> tuple[int, str]:
-        payload = decode(body)
+        try:
+            payload = decode(body)
+        except BadInputError as error:
+            self._refuse("payload", str(error))
         fault = ev.payload_fault(kind, payload)
         if fault is not None:
             self._refuse(*fault)

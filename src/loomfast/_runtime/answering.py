@@ -105,7 +105,7 @@ class Answering:
 
     async def _answer_at(self, execution_id: str, sequence: int) -> Envelope | None:
         try:
-            return (await self._driven.store.read_range(execution_id, sequence, sequence))[0]
+            return (await self._driven.store.primary.read_range(execution_id, sequence, sequence))[0]
         except PrefixTruncatedError:
             return None
 

@@ -29,12 +29,14 @@ from loomfast._errors import (
     DeterminismError,
     JsonFormError,
     RunOverError,
+    StoreReadError,
 )
 from loomfast._kernels import State, canonical, decode, encode, encode_digest, fnv1a64, format_digest
 from loomfast._runtime.deps import RunDeps
 from loomfast._runtime.effects import EffectTools, LiveStep, executing, served_failure
 from loomfast._runtime.hooks import logger
 from loomfast._runtime.journal import ExecutionJournal, Room
+from loomfast._runtime.recorded import read_recorded
 from loomfast._runtime.signals import AbortSignal, CancelSignal, ReleaseSignal, SuspendSignal
 from loomfast._runtime.threads import LoopCalls
 from loomfast._runtime.ui import SurfacePatches
@@ -67,6 +69,7 @@ class WorkflowContext:
         self._cancelled = False
         self._released = False
         self._divergence: DeterminismError | None = None
+        self._damage: StoreReadError | None = None
         self._ended = False
 
     @property
@@ -107,16 +110,17 @@ class WorkflowContext:
         asked = format_digest(fnv1a64(canonical(input)))
         known = self._journal.state.steps.get(name)
         self._consumed += known is not None
-        if known is not None and known.served:
-            if known.input_digest not in (None, asked):
-                self._diverged(name, known.sequence, f"input {known.input_digest}", f"input {asked}")
+        if known is not None and self._recorded(known.sequence, lambda: known.served):
+            before, outcome = self._recorded(known.sequence, lambda: _outcome(known))
+            if before not in (None, asked):
+                self._diverged(name, known.sequence, f"input {before}", f"input {asked}")
             if known.phase == ev.FAILED:
-                raise served_failure(definition, name, known.error)
-            return known.output
+                raise served_failure(definition, name, outcome)
+            return outcome
         self._rule.syscall_live()
         if known is not None and definition.at_most_once and not released(known):
             self._park_in_doubt(name, known.phase)
-        number = 1 if known is None else known.attempt + 1
+        number = 1 if known is None else self._recorded(known.sequence, lambda: known.attempt) + 1
         # The effect gets a copy in JSON form, so that flow and effect share nothing, on any run.
         given = decode(encode(input))
         live = LiveStep(self._tools, definition, name, number, asked)
@@ -196,7 +200,7 @@ class WorkflowContext:
         known = self._journal.state.decisions.get(name)
         if known is not None:
             self._consumed += 1
-            return known.choice
+            return self._recorded(known.sequence, lambda: known.choice)
         grounds: dict[str, Any] = {}
         if context is not None:
             grounds["context"] = context
@@ -242,14 +246,14 @@ class WorkflowContext:
             del self._deliberating[done]
             done.set_result(None)
 
-    def _recorded(self, id: str, make: Callable[[], Any]) -> Any:
+    def _once(self, id: str, make: Callable[[], Any]) -> Any:
         """Make a value once per execution: a decision that needs no deliberation."""
         self._enter()
         name = self._decisions.next(id)
         known = self._journal.state.decisions.get(name)
         if known is not None:
             self._consumed += 1
-            return known.choice
+            return self._recorded(known.sequence, lambda: known.choice)
         self._rule.syscall_live()
         self._consumed += 1
         value = make()
@@ -258,19 +262,17 @@ class WorkflowContext:
 
     def now(self) -> datetime.datetime:
         """Return the time, in UTC to the millisecond, as it was when the execution first came here."""
-        at_ms: int = self._recorded("ctx.now", self._deps.clock.now_ms)
+        at_ms: int = self._once("ctx.now", self._deps.clock.now_ms)
         return datetime.datetime.fromtimestamp(0, datetime.UTC) + datetime.timedelta(milliseconds=at_ms)
 
     def random(self) -> float:
         """Return a random number, 0 <= x < 1, the same on every run."""
-        number: float = self._recorded(
-            "ctx.random", lambda: (int.from_bytes(self._deps.entropy(7)) >> 3) / 2**53
-        )
+        number: float = self._once("ctx.random", lambda: (int.from_bytes(self._deps.entropy(7)) >> 3) / 2**53)
         return number
 
     def uuid(self) -> uuid.UUID:
         """Return a random UUID (version 4), the same on every run."""
-        text = self._recorded("ctx.uuid", lambda: str(uuid.UUID(bytes=self._deps.entropy(16), version=4)))
+        text = self._once("ctx.uuid", lambda: str(uuid.UUID(bytes=self._deps.entropy(16), version=4)))
         return uuid.UUID(text)
 
     def patched(self, id: str) -> bool:
@@ -324,7 +326,7 @@ class WorkflowContext:
         if passed is not None:
             self._consumed += 1
             self._rule.gate_passed()
-            return passed.payload
+            return self._recorded(passed.sequence, lambda: passed.payload)
         if gate is None:
             opened: dict[str, Any] = {"gate": ordinal, "on": on}
             if correlation_key is not None:
@@ -422,8 +424,8 @@ class WorkflowContext:
             raise ReleaseSignal
         if self._parked:
             raise SuspendSignal
-        if self._divergence is not None:
-            raise self._divergence
+        if self._stopped_by is not None:
+            raise self._stopped_by
 
     def _check_beginning(self) -> None:
         """Raise unless an effect or decider may begin: none does once the runtime closes."""
@@ -441,6 +443,14 @@ class WorkflowContext:
                 raise SuspendSignal
             raise RunOverError(f"execution {self.execution_id!r}: this run is over")
 
+    def _recorded(self, sequence: int, read: Callable[[], Any]) -> Any:
+        """Return what `read` takes from the body of an event; a damaged one stops the run."""
+        try:
+            return read_recorded(self.execution_id, sequence, read)
+        except StoreReadError as error:
+            self._damage = error
+            raise
+
     def _diverged(self, key: str, sequence: int, recorded: str, requested: str) -> None:
         error = DeterminismError(self.execution_id, key, sequence, recorded, requested)
         if self._deps.determinism == "error":
@@ -449,6 +459,11 @@ class WorkflowContext:
         if self._deps.determinism == "warn" and key not in self._warned:
             self._warned.add(key)
             logger.warning("%s", error)
+
+    @property
+    def _stopped_by(self) -> DeterminismError | StoreReadError | None:
+        """Why this run must not go on, and has no outcome: it left its log, or its log is damaged."""
+        return self._divergence or self._damage
 
     async def _settle(self) -> None:
         """Wait until every step and decider of this run has ended, and its outcome is recorded."""
@@ -499,6 +514,11 @@ class WorkflowContext:
             self._here.stop(None, closing=True)
         for task, live in self._live.items():
             live.stop(task, closing=True)
+
+
+def _outcome(step: Any) -> tuple[str | None, Any]:
+    """The digest of what a served step was asked, and its output or its failure."""
+    return step.input_digest, step.error if step.phase == ev.FAILED else step.output
 
 
 def _takes_context(decider: Callable[..., Any]) -> bool:

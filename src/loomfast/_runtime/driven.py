@@ -54,7 +54,7 @@ class DrivenExecutions:
         self.store = store
         self.deps = deps
         self.hooks = hooks
-        self.states = StateLoader(store)
+        self.states = StateLoader(store.primary)
         self.executions: dict[str, DrivenExecution] = {}
         self.calls: set[asyncio.Task[Any]] = set()
         self.refused: list[ExecutionJournal] = []

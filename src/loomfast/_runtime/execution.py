@@ -14,7 +14,13 @@ from collections.abc import Callable
 
 from loomfast._core import failures
 from loomfast._core.definitions import FlowDefinition
-from loomfast._errors import DeterminismError, LoomError, RuntimeClosedError, StorageWriteError
+from loomfast._errors import (
+    DeterminismError,
+    LoomError,
+    RuntimeClosedError,
+    StorageWriteError,
+    StoreReadError,
+)
 from loomfast._events import RUNNING
 from loomfast._kernels import State, encode
 from loomfast._runtime.context import WorkflowContext
@@ -34,8 +40,9 @@ class DrivenExecution:
     """Drives one execution.
 
     `rest` tells of the state at rest, or of what kept it from resting: the `StorageWriteError` of a failed
-    write, the `DeterminismError` of a run that left its log, or a `RuntimeClosedError`. `at_end` is called
-    with this and the state at rest, or None, before any waiter is told.
+    write, the `DeterminismError` of a run that left its log, the `StoreReadError` of a damaged event, or a
+    `RuntimeClosedError`. `at_end` is called with this and the state at rest, or None, before any waiter is
+    told.
     """
 
     def __init__(
@@ -100,7 +107,7 @@ class DrivenExecution:
                     await asyncio.get_running_loop().create_task(
                         self._run(), context=self._deps.context.copy()
                     )
-        except (StorageWriteError, DeterminismError) as error:
+        except (StorageWriteError, StoreReadError, DeterminismError) as error:
             # Without its traceback, which would keep the frames of the flow, and this one, and so itself.
             self._failure = error.with_traceback(None)
         except asyncio.CancelledError:
@@ -122,7 +129,7 @@ class DrivenExecution:
         context = self._context = WorkflowContext(journal, self._deps)
         self._in_flow = True
         try:
-            output = await self.flow.function(context, journal.state.input)
+            output = await self.flow.function(context, context._recorded(0, lambda: journal.state.input))
             fact, body = "EXECUTION_COMPLETED", encode({"output": output})
         except (KeyboardInterrupt, SystemExit):
             raise
@@ -134,7 +141,7 @@ class DrivenExecution:
             if not (
                 self._cancelled
                 or context._parked
-                or context._divergence
+                or context._stopped_by
                 or context._released
                 or journal.failure is not None
                 or isinstance(error, RunSignal)
@@ -150,8 +157,8 @@ class DrivenExecution:
             raise journal.failure
         if self.closing or (context._released and not self._cancelled):
             raise asyncio.CancelledError
-        if context._divergence is not None and not self._cancelled:
-            raise context._divergence
+        if context._stopped_by is not None and not self._cancelled:
+            raise context._stopped_by
         if not context._parked and not self._cancelled:
             journal.commit(fact, body)
 

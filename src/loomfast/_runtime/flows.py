@@ -11,6 +11,7 @@ from loomfast._core.definitions import FlowDefinition, FlowFunction
 from loomfast._core.definitions import flow as define_flow
 from loomfast._errors import BadInputError, UnknownFlowError
 from loomfast._kernels import State
+from loomfast._runtime.recorded import read_recorded
 
 
 class FlowTable:
@@ -30,8 +31,9 @@ class FlowTable:
         return known
 
     def of(self, state: State) -> FlowDefinition:
-        """Return the flow that an execution was started with. Raises `UnknownFlowError`."""
-        flow = self._flows.get(state.flow_id)
+        """Return the flow that an execution was started with. Raises `UnknownFlowError`, `StoreReadError`."""
+        flow_id = read_recorded(state.execution_id, 0, lambda: state.flow_id)
+        flow = self._flows.get(flow_id)
         if flow is None:
-            raise UnknownFlowError(state.flow_id, state.execution_id)
+            raise UnknownFlowError(flow_id, state.execution_id)
         return flow

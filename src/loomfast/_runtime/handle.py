@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from loomfast._errors import ExecutionCancelledError, ExecutionFailedError
 from loomfast._events import CANCELLED, END_KIND, FAILED, SUSPENDED
 from loomfast._kernels import State
+from loomfast._runtime.recorded import read_recorded
 from loomfast._runtime.rest import Rest
 
 if TYPE_CHECKING:
@@ -33,7 +35,8 @@ class ExecutionHandle:
     async def rest(self) -> State:
         """Wait until the execution rests (suspended or ended) and return its durable state.
 
-        Raises `StorageWriteError` when it rests because a write failed, `UnknownExecutionError` when there is
+        Raises `StorageWriteError` when it rests because a write failed, `StoreReadError` when it cannot go on
+        because its log is damaged, `UnknownExecutionError` when there is
         no such execution. Cancelling the wait does not touch the execution.
         """
         return await self._reach(RESTING)
@@ -41,14 +44,18 @@ class ExecutionHandle:
     async def result(self) -> Any:
         """Wait until the execution has ended and return its output.
 
-        Raises `ExecutionFailedError` or `ExecutionCancelledError` when it ended so; otherwise as `rest`.
+        Raises `ExecutionFailedError` or `ExecutionCancelledError` when it ended so, `StoreReadError` when
+        what it ended with is damaged; otherwise as `rest`.
         """
         state = await self._reach(ENDED)
         if state.status == FAILED:
-            raise ExecutionFailedError(self.execution_id, state.error)
+            raise ExecutionFailedError(self.execution_id, self._recorded(state, lambda: state.error))
         if state.status == CANCELLED:
-            raise ExecutionCancelledError(self.execution_id, state.reason)
-        return state.output
+            raise ExecutionCancelledError(self.execution_id, self._recorded(state, lambda: state.reason))
+        return self._recorded(state, lambda: state.output)
+
+    def _recorded(self, state: State, read: Callable[[], Any]) -> Any:
+        return read_recorded(self.execution_id, state.sequence, read)
 
     async def _reach(self, statuses: frozenset[str]) -> State:
         return await self._waiting.reach(self.execution_id, statuses, self._rest)

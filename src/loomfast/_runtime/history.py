@@ -91,7 +91,7 @@ class History:
             text_argument("fork_id", fork_id)
         if type(at_sequence) is not int or at_sequence < 0:
             raise BadInputError(f"at_sequence={at_sequence!r}: must be a whole number, 0 or more")
-        prefix = await self._driven.store.read_range(execution_id, 0, at_sequence)
+        prefix = await self._driven.store.primary.read_range(execution_id, 0, at_sequence)
         if not prefix:
             raise UnknownExecutionError(execution_id)
         if prefix[-1].sequence < at_sequence:

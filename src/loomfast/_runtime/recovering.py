@@ -133,7 +133,7 @@ class Recovering:
     async def _running(self) -> AsyncIterator[str]:
         after = 0
         while True:
-            page = await self._driven.store.list_executions(status=RUNNING, after=after, limit=PAGE)
+            page = await self._driven.store.primary.list_executions(status=RUNNING, after=after, limit=PAGE)
             for summary in page:
                 yield summary.execution_id
             if len(page) < PAGE:

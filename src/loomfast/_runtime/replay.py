@@ -179,7 +179,7 @@ class _Run(WorkflowContext):
 async def check_log(flow: FlowDefinition, events: Sequence[Envelope]) -> Divergence | None:
     """Return where `flow` leaves the log, or None if it does not.
 
-    Raises `MalformedEventError` for a bad log.
+    Raises `MalformedEventError` for a bad log, `StoreReadError` for one that holds something unreadable.
     """
     state = fold_events(None, events)
     journal = _ReplayJournal(state.execution_id, MemoryEventStore(), SystemClock(), Hooks(), state=state)
@@ -194,6 +194,8 @@ async def check_log(flow: FlowDefinition, events: Sequence[Envelope]) -> Diverge
                 task.cancel()
                 await asyncio.wait((task,))
         ending = _ending(task)
+    if run._damage is not None:
+        raise run._damage
     if run._divergence is not None:
         found = run._divergence
         return Divergence(state.execution_id, found.sequence, found.recorded, f"asks for {found.requested}")

@@ -197,6 +197,17 @@ def _replay_rows(quick: bool) -> Measured:
     return from_sqlite(100_000 if quick else 1_000_000, 3 if quick else 5)
 
 
+def _drivers(quick: bool) -> Measured:
+    from loomfast.bench.driver import drivers
+
+    return drivers(100_000 if quick else 400_000, 3 if quick else 5)
+
+
+def _slower_driver(measured: Mapping[str, float]) -> float:
+    """Judge the store's driver by the part where it does worse."""
+    return max(measured[f"apsw {part}"] / measured[f"sqlite3 {part}"] for part in ("fetch", "insert"))
+
+
 def _flatness(measured: Mapping[str, float]) -> float:
     """Judge 50,000 entries against 1,000 and against 5,000, and by the lower ratio.
 
@@ -422,6 +433,13 @@ CASES: tuple[Case, ...] = (
         "lateness of a timer at full load on SQLite, the 99.9th percentile, against 5 ms",
         _stall,
         within(5e-3, "p99.9"),
+        1.0,
+    ),
+    Case(
+        "driver",
+        "rows fetched and inserted by apsw, per row, against sqlite3",
+        _drivers,
+        _slower_driver,
         1.0,
     ),
     Case(

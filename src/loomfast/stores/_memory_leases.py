@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loomfast.stores._memory_shared import Shared
-from loomfast.stores._spi_leases import Lease, LeaseStore, check_lease
+from loomfast.stores._spi_leases import Lease, LeaseStore, check_lease, check_ttl
 
 
 class MemoryLeaseStore(LeaseStore):
@@ -32,6 +32,7 @@ class MemoryLeaseStore(LeaseStore):
             return lease
 
     async def renew(self, leases: Sequence[Lease], ttl_s: float) -> list[Lease]:
+        check_ttl(ttl_s)
         renewed: list[Lease] = []
         with self._shared.lock:
             self._shared.check_open(None)

@@ -4,7 +4,7 @@ What lives here: `EventStore` and the values its methods return. What every even
 (`SnapshotStore`, `BranchRegistry`, `LeaseStore`, `RecoveryStore`, `TimerStore`) is in the files beside this
 one, in that order, and they go on numbering the guarantees. What must not: any store.
 
-The guarantees, each with a test in tests/stores that runs on every store:
+The guarantees, each with tests in `loomfast.testing.conformance` that run on any store:
 
  1. `append_batch` is all or nothing, for any number of envelopes, and keeps their order.
  2. An append that returned is durable by the store's own standard, and every later read sees it.
@@ -70,6 +70,14 @@ class EventStore(ABC):
     """
 
     persists_json: bool = True
+
+    @property
+    def primary(self) -> EventStore:
+        """The store to ask when something is decided by the answer: it has seen every append that returned.
+
+        The store itself, unless its plain reads may lag behind (`ReplicaReadEventStore`).
+        """
+        return self
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Whoever changes how appends go changes how writes go."""
@@ -220,6 +228,13 @@ class EventStore(ABC):
     @abstractmethod
     def timers(self) -> TimerStore:
         """What is due, and the schedules."""
+
+    async def check_storage(self) -> list[str]:
+        """Return what the storage finds wrong with itself, a sentence each; nothing if it has no way to look.
+
+        May read all of it, so takes long. Raises `StoreReadError`. A decorator passes it on.
+        """
+        return []
 
     async def close(self) -> None:  # noqa: B027  # a store without resources has nothing to close
         """Release what the store holds. Idempotent; pending appends are finished first."""

@@ -14,7 +14,7 @@ promoted. What "main" means is the application's: nothing in the store or the ru
     │    └──► c ───► try-c
     └──► b ────────► try-b (cut 9)
 
-The guarantees go on from those of `_spi_snapshots.py`, each with a test in tests/stores:
+The guarantees go on from those of `_spi_snapshots.py`:
 
 16. What `add`, `promote` and `copy_prefix(branch_name=…)` returned is durable as an append is.
 17. A name stands for one execution in its lineage, and an execution has one name, for ever; of two that want

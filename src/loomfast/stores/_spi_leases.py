@@ -1,4 +1,4 @@
-"""The contract of the leases that every event store keeps: who, of several processes, may act on what now.
+"""The contract of the leases that every event store keeps: who of several processes may act now, on what.
 
 What lives here: `LeaseStore` and `Lease`. What must not: what leases are for, or when to renew one (the
 runtime).
@@ -58,7 +58,7 @@ class LeaseStore(ABC):
     async def renew(self, leases: Sequence[Lease], ttl_s: float) -> list[Lease]:
         """Prolong leases to `ttl_s` seconds from now, in one transaction; return those that were still held.
 
-        A lease that has run out is not renewed, even if nobody has taken it.
+        A lease that has run out is not renewed, even if nobody has taken it. Raises as `acquire`.
         """
 
     @abstractmethod
@@ -74,5 +74,10 @@ def check_lease(key: str, owner: str, ttl_s: float) -> None:
     """Refuse a lease that no store takes. Raises `BadInputError`."""
     if not key or not owner:
         raise BadInputError(f"lease on {key!r} for {owner!r}: name both")
+    check_ttl(ttl_s)
+
+
+def check_ttl(ttl_s: float) -> None:
+    """Refuse a time that no lease lasts. Raises `BadInputError`."""
     if not 0 < ttl_s < _LONGEST_S:
         raise BadInputError(f"ttl_s={ttl_s}: must be a number of seconds above 0, and below {_LONGEST_S}")

@@ -3,7 +3,7 @@
 What lives here: `SnapshotStore`. What a snapshot is, and whether one can be trusted: `_core/snapshots.py`.
 What must not: any store.
 
-The guarantees go on from those of `_spi.py`, each with a test in tests/stores that runs on every store:
+The guarantees go on from those of `_spi.py`:
 
 12. A save that returned is durable as an append is, and every later read sees it. It happens whole or not at
     all; a second one at the same sequence takes the first one's place.

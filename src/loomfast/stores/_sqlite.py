@@ -23,7 +23,9 @@ from loomfast.stores._admission import check_page, refuse_unstorable
 from loomfast.stores._forking import Copier, check_branch, check_cut
 from loomfast.stores._spi import EventStore, ExecutionSummary, PositionedEvent
 from loomfast.stores._sqlite_branches import SqliteBranchRegistry
+from loomfast.stores._sqlite_check import check_storage
 from loomfast.stores._sqlite_compaction import CopyPrefix, TruncatePrefix
+from loomfast.stores._sqlite_faults import DatabaseFile
 from loomfast.stores._sqlite_leases import SqliteLeaseStore
 from loomfast.stores._sqlite_recoveries import SqliteRecoveryStore
 from loomfast.stores._sqlite_snapshots import SqliteSnapshotStore
@@ -74,7 +76,8 @@ class SqliteEventStore(EventStore):
 
         Raises `BadInputError` for the arguments, `StoreMissingError` when nothing is there and `create` is
         off, `NotAStoreError` for a file that is not loomfast's (it is not changed), `StoreBusyError` when it
-        is locked for longer than `busy_timeout_ms`, `StorageError` (with its cause) when it cannot be opened
+        is locked for longer than `busy_timeout_ms`, `StoreFullError`, `StoreReadOnlyError`,
+        `StoreCorruptError`, and `StorageError` (with its cause) when it cannot be opened for another reason
         or is a newer version's.
         """
         name = _file_name(path)
@@ -82,7 +85,8 @@ class SqliteEventStore(EventStore):
             raise BadInputError(f"synchronous={synchronous!r}: choose FULL or NORMAL")
         if busy_timeout_ms < 0:
             raise BadInputError(f"busy_timeout_ms={busy_timeout_ms}: must be 0 or more")
-        writer = Writer(name, synchronous, busy_timeout_ms, create=create)
+        file = DatabaseFile(name)
+        writer = Writer(file, synchronous, busy_timeout_ms, create=create)
         call = Open()
         writer.submit(call)
         writer.start()
@@ -91,7 +95,7 @@ class SqliteEventStore(EventStore):
         except BaseException:  # cancellation too: the writer ends once it has opened
             writer.stop()
             raise
-        readers = reader.Reader(name, busy_timeout_ms)
+        readers = reader.Reader(file, busy_timeout_ms)
         readers.start()
         return cls(name, writer, readers, now_ms)
 
@@ -184,6 +188,11 @@ class SqliteEventStore(EventStore):
         if branch_name is not None:
             check_branch(branch_name, target_id, source_id, through)
         await self._write(target_id, CopyPrefix(source_id, target_id, through, copier, branch_name))
+
+    async def check_storage(self) -> list[str]:
+        """As the contract says: SQLite's integrity check, and whether every row belongs to an execution."""
+        complaints: list[str] = await self._read(None, check_storage)
+        return complaints
 
     async def close(self) -> None:
         """Finish what is queued, then close. A second call returns at once; a forked child closes nothing.

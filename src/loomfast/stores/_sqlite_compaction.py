@@ -76,7 +76,6 @@ class CopyPrefix(Task):
             raise PrefixTruncatedError(source_id, 1, cut)
         head = ledger.head(target_id).copy()
         position = ledger.position
-        odd_text = False
         for first in range(0, self.through + 1, _CHUNK):
             copies = self._read(ledger, source_id, source.number, first)
             if first == 0:
@@ -89,9 +88,8 @@ class CopyPrefix(Task):
                 head.advance(event)
                 position += 1
                 rows.append(to_row(head.number, position, event))
-            odd_text = odd_text or any(isinstance(row[3], bytes) for row in rows)
             ledger.write_events(rows)
-        ledger.write_head(target_id, head, odd_text=odd_text)
+        ledger.write_head(target_id, head)
         if self.branch_name is not None:
             insert_branch(ledger, self.branch_name, head.number, source.number, self.through)
         ledger.adopt(target_id, head, position)

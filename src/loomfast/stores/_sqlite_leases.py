@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import apsw
 
-from loomfast.stores._spi_leases import Lease, LeaseStore, check_lease
+from loomfast.stores._spi_leases import Lease, LeaseStore, check_lease, check_ttl
 from loomfast.stores._sqlite_rows import load_text, store_text
 from loomfast.stores._sqlite_writer import Ledger, Task
 
@@ -48,6 +48,7 @@ class SqliteLeaseStore(LeaseStore):
         return lease
 
     async def renew(self, leases: Sequence[Lease], ttl_s: float) -> list[Lease]:
+        check_ttl(ttl_s)
         task = RenewLeases(tuple(leases), int(ttl_s * 1000), self._now_ms)
         renewed: list[Lease] = await self._store._write(_first_key(leases), task)
         return renewed

@@ -9,6 +9,7 @@ Invariant: what was damaged before a migration is still found to be damaged afte
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
@@ -70,14 +71,53 @@ def _is_intact(
     extra: bytes | None,
     body: Any,
 ) -> bool:
-    """Whether a row passes the checksum that rows had up to version 3."""
+    """Whether a row passes its checksum."""
+    try:
+        return checksum == _checksum(row_id, kind, stamp, subject, fence, timestamp, extra, body)
+    except (TypeError, AttributeError):
+        return False
+
+
+def _checksum(
+    row_id: int,
+    kind: int,
+    stamp: int | None,
+    subject: str | bytes | None,
+    fence: int | None,
+    timestamp: int,
+    extra: bytes | None,
+    body: Any,
+) -> int:
+    """The checksum of rows: over the kind up to version 3, since then over what stands in its place."""
     name = subject.encode() if isinstance(subject, str) else subject
     head = f"{row_id},{kind},{stamp},{fence},{timestamp},{None if name is None else len(name)},".encode()
-    try:
-        crc = zlib.crc32(body, zlib.crc32(head if name is None else head + name))
-        return checksum == (crc if extra is None else zlib.crc32(extra, zlib.crc32(b"+", crc)))
-    except TypeError:
-        return False
+    crc = zlib.crc32(body, zlib.crc32(head if name is None else head + name))
+    return crc if extra is None else zlib.crc32(extra, zlib.crc32(b"+", crc))
+
+
+def _guard_rows(connection: apsw.Connection) -> None:
+    """Give every row its guard, and a checksum that covers it. One that was damaged gets wrong ones."""
+    columns = "id, coded, stamp, subject, fence, timestamp, checksum, extra, body"
+    page = f"SELECT {columns} FROM events WHERE id > ? ORDER BY id LIMIT 1000"
+    rows: list[Any] = connection.execute(page, (-1,)).fetchall()
+    while rows:
+        connection.executemany("UPDATE events SET coded = ?, checksum = ? WHERE id = ?", map(_guarded, rows))
+        rows = connection.execute(page, (rows[-1][0],)).fetchall()
+
+
+def _guarded(row: Any) -> tuple[int, int, int]:
+    row_id, kind, stamp, subject, fence, timestamp, _, extra, body = row
+    if not _is_intact(*row):
+        return ~kind if isinstance(kind, int) else -1, -1, row_id  # no kind and no checksum is negative
+    name = subject.encode() if isinstance(subject, str) else subject
+    shape, texts = int(stamp is not None), b""
+    if kind > 2 or (kind == 0 and stamp is None):
+        shape |= 0 if name is None else (len(name) + 1) << 1
+        texts = (name or b"") + body
+    digest = 0 if stamp is None else stamp & 0xFFFFFFFFFFFFFFFF
+    guard = zlib.crc32(struct.pack("<QIIQ", row_id, kind, shape, digest) + texts)
+    coded = kind << 32 | guard
+    return coded, _checksum(row_id, coded, stamp, subject, fence, timestamp, extra, body), row_id
 
 
 MIGRATIONS: Final[tuple[tuple[Change, ...], ...]] = (
@@ -162,5 +202,12 @@ MIGRATIONS: Final[tuple[tuple[Change, ...], ...]] = (
             version INTEGER NOT NULL
         )""",
         "CREATE INDEX schedules_by_next ON schedules (next_ms, id) WHERE next_ms IS NOT NULL",
+    ),
+    (
+        # the kind in the high 32 bits, in the low ones a CRC-32 over what a fold reads of the row
+        "ALTER TABLE events RENAME COLUMN kind TO coded",
+        _guard_rows,
+        # that a log held text without a UTF-8 form mattered to the fold of version 3
+        "ALTER TABLE executions DROP COLUMN odd_text",
     ),
 )

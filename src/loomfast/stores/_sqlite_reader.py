@@ -10,36 +10,43 @@ even read from their overflow pages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any, Final
 
 import apsw
 
 from loomfast import _events as ev
-from loomfast._errors import LoomError, MalformedEventError, PrefixTruncatedError, StoreReadError
-from loomfast._kernels import Envelope, State, fold_rows
+from loomfast._errors import MalformedEventError, PrefixTruncatedError, StoreCorruptError, StoreReadError
+from loomfast._kernels import Envelope, State, fold_guarded
 from loomfast.stores import _sqlite_schema as schema
 from loomfast.stores._admission import NO_EVENT
 from loomfast.stores._spi import ExecutionSummary, PositionedEvent
-from loomfast.stores._sqlite_rows import READ_COLUMNS, incomplete, load_text, store_text, to_event
+from loomfast.stores._sqlite_faults import DatabaseFile, read_error
+from loomfast.stores._sqlite_rows import READ_COLUMNS, damaged, incomplete, load_text, store_text, to_event
 from loomfast.stores._threads import Call, Worker, deliver
 
 THREADS: Final = 2
 
 _LAST: Final = 0xFFFFFFFF
-# The fold wants the body of every kernel fact, and of a domain event that may answer a gate.
-_STEERS = f"(kind > {ev.LAST_INERT} OR (kind = {ev.DOMAIN} AND stamp IS NULL))"
+# The fold wants the body of every kernel fact, and of a domain event that may answer a gate. That this also
+# fetches those of unstamped chunks and patches, which are rare, costs less than telling them from the rest.
+_STEERS = f"stamp IS NULL OR coded >= {ev.LAST_INERT + 1 << 32}"
 _FOLD = (
-    f"SELECT id & {_LAST}, kind, CASE WHEN {_STEERS} THEN subject END, stamp,"
+    f"SELECT id, coded, CASE WHEN {_STEERS} THEN subject END, stamp,"
     f" CASE WHEN {_STEERS} THEN body END FROM events WHERE id BETWEEN ? AND ? ORDER BY id"
 )
 _RANGE = f"SELECT {READ_COLUMNS} FROM events WHERE id BETWEEN ? AND ? ORDER BY id"
 _ALL = (
     "SELECT e.position, x.id, "
     + ", ".join(f"e.{column}" for column in READ_COLUMNS.split(", "))
-    + " FROM events e JOIN executions x ON x.number = e.id >> 32 WHERE e.position > ?"
+    + " FROM events e LEFT JOIN executions x ON x.number = e.id >> 32 WHERE e.position > ?"
     " ORDER BY e.position LIMIT ?"
+)
+# Answered from the index over positions alone, so also where the event itself cannot be read.
+_NEXT = (
+    "SELECT e.position, x.id FROM events e LEFT JOIN executions x ON x.number = e.id >> 32"
+    " WHERE e.position > ? ORDER BY e.position LIMIT 1"
 )
 _LIST = "SELECT id, flow_id, status, last_sequence, number FROM executions WHERE "
 
@@ -60,9 +67,9 @@ class Read(Call):
 class Reader(Worker):
     """Serves `Read`, on a few threads that each open a connection when they first need one."""
 
-    def __init__(self, path: str, busy_timeout_ms: int) -> None:
+    def __init__(self, file: DatabaseFile, busy_timeout_ms: int) -> None:
         super().__init__("loomfast-sqlite-reader", THREADS)
-        self._path = path
+        self._file = file
         self._busy_timeout_ms = busy_timeout_ms
 
     def run(self) -> None:
@@ -73,25 +80,17 @@ class Reader(Worker):
                 outcome: Any = None
                 try:
                     if connection is None:
-                        connection = schema.connect_reader(self._path, self._busy_timeout_ms)
+                        connection = schema.connect_reader(self._file.path, self._busy_timeout_ms)
                     if not call.future.cancelled():
                         outcome = call.query(connection)
+                        self._file.check()
                 except Exception as error:
-                    outcome = _failed(call.execution_id, error)
+                    outcome = read_error(call.execution_id, self._file.blamed(error))
                 deliver([(call, outcome)])
                 del call, outcome  # or an idle reader would keep the last answer alive
         finally:
             if connection is not None:
                 connection.close()
-
-
-def _failed(execution_id: str | None, cause: Exception) -> Exception:
-    if isinstance(cause, LoomError):
-        return cause
-    about = "the store" if execution_id is None else f"execution {execution_id!r}"
-    error = StoreReadError(execution_id, f"{about} cannot be read: {type(cause).__name__}: {cause}")
-    error.__cause__ = cause
-    return error
 
 
 def _span(number: int, first: int, last: int | None) -> tuple[int, int]:
@@ -101,10 +100,10 @@ def _span(number: int, first: int, last: int | None) -> tuple[int, int]:
     return (number << 32) + low, (number << 32) + high if high >= low else -1
 
 
-def _find(connection: apsw.Connection, execution_id: str) -> tuple[int, int, bool, int] | None:
-    """The number, last sequence, odd-text flag and cut of an execution that has events."""
-    row: tuple[int, int, bool, int] | None = connection.execute(
-        "SELECT number, last_sequence, odd_text, cut FROM executions WHERE id = ? AND last_sequence > ?",
+def _find(connection: apsw.Connection, execution_id: str) -> tuple[int, int, int] | None:
+    """The number, last sequence and cut of an execution that has events."""
+    row: tuple[int, int, int] | None = connection.execute(
+        "SELECT number, last_sequence, cut FROM executions WHERE id = ? AND last_sequence > ?",
         (store_text(execution_id), NO_EVENT),
     ).fetchone()
     return row
@@ -121,7 +120,7 @@ def _check_again(connection: apsw.Connection, execution_id: str, first: int, las
     """Refuse a range that was cut after its execution was looked up: the two statements see two states."""
     found = _find(connection, execution_id)
     if found is not None:
-        _check_cut(execution_id, first, last, found[3])
+        _check_cut(execution_id, first, last, found[2])
 
 
 def read_range(
@@ -130,7 +129,7 @@ def read_range(
     found = _find(connection, execution_id)
     if found is None:
         return []
-    number, last_sequence, _, cut = found
+    number, last_sequence, cut = found
     _check_cut(execution_id, first, last, cut)
     events = [to_event(execution_id, row) for row in connection.execute(_RANGE, _span(number, first, last))]
     low = max(first, 0)
@@ -146,24 +145,22 @@ def fold(connection: apsw.Connection, execution_id: str, state: State | None) ->
     found = _find(connection, execution_id)
     if found is None:
         return state
-    number, _, odd_text, cut = found
+    number, last_sequence, cut = found
     first = 0 if state is None else state.sequence + 1
     _check_cut(execution_id, first, None, cut)
-    rows: Iterable[Any] = connection.execute(_FOLD, _span(number, first, None))
-    if odd_text:
-        rows = (
-            (sequence, kind, None if subject is None else load_text(subject), stamp, body)
-            for sequence, kind, subject, stamp, body in rows
-        )
-    rows = iter(rows)
+    rows: Iterator[Any] = iter(connection.execute(_FOLD, _span(number, first, None)))
     head = next(rows, None)
-    if head is None:
-        return state
     try:
-        return fold_rows(state, execution_id, chain((head,), rows))
-    except MalformedEventError:
+        folded = state if head is None else fold_guarded(state, execution_id, chain((head,), rows))
+    except MalformedEventError as error:
         _check_again(connection, execution_id, first, None)
+        if error.field == "guard" and error.sequence is not None:
+            raise damaged(execution_id, error.sequence) from error
         raise
+    if folded is None or folded.sequence < last_sequence:
+        _check_again(connection, execution_id, first, None)
+        raise incomplete(execution_id)
+    return folded
 
 
 def last_sequence(connection: apsw.Connection, execution_id: str) -> int | None:
@@ -189,8 +186,24 @@ def list_executions(
 
 
 def read_all(connection: apsw.Connection, after: int, limit: int) -> list[PositionedEvent]:
-    rows = connection.execute(_ALL, (after, limit))
-    return [
-        PositionedEvent(position, to_event(load_text(execution_id), row))
-        for position, execution_id, *row in rows
-    ]
+    page: list[PositionedEvent] = []
+    try:
+        for position, stored_id, *row in connection.execute(_ALL, (after, limit)):
+            if stored_id is None:
+                raise StoreReadError(None, f"position {position}: the event belongs to no execution")
+            page.append(PositionedEvent(position, to_event(load_text(stored_id), row)))
+    except (StoreReadError, apsw.CorruptError) as cause:
+        if page:
+            return page
+        raise _unreadable(connection, after, cause) from cause
+    return page
+
+
+def _unreadable(connection: apsw.Connection, after: int, cause: Exception) -> StoreReadError:
+    """What `read_all` raises for the first event beyond `after`."""
+    found: Any = connection.execute(_NEXT, (after,)).fetchone()
+    position, stored_id = (None, None) if found is None else found
+    execution_id = None if stored_id is None else load_text(stored_id)
+    where = f"position {position}: " if isinstance(cause, apsw.Error) else ""
+    error = StoreCorruptError if isinstance(cause, apsw.Error) else StoreReadError
+    return error(execution_id, f"{where}{cause}", position=position)

@@ -8,8 +8,10 @@ signed: it is stored as the signed number of the same bits. Text with a lone sur
 is stored as a BLOB of its surrogate-passing UTF-8 bytes. SQLite keeps a value's own type in a TEXT column and
 never finds a BLOB equal to a TEXT, so this is reversible, and unique where the column is.
 
-The checksum (CRC-32) covers every column but `position`. It finds what a failing disk or a stray write did
-to a row; it does not protect against somebody who recomputes it.
+A row has two checksums, each a CRC-32. The *guard* covers what a fold reads and stands where a fold reads
+anyway: `coded` is the event's kind, with the guard in its low 32 bits. `checksum` covers every column but
+`position`. They find what a failing disk or a stray write did to a row; they do not protect against somebody
+who recomputes them.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ from typing import Any, Final, TypeAlias
 
 from loomfast import _events as ev
 from loomfast._errors import StoreReadError
-from loomfast._kernels import Envelope
+from loomfast._kernels import Envelope, row_guard
 
-COLUMNS: Final = "id, kind, stamp, subject, position, fence, timestamp, checksum, extra, body"
+COLUMNS: Final = "id, coded, stamp, subject, position, fence, timestamp, checksum, extra, body"
 WIDTH: Final = 10
-READ_COLUMNS: Final = "id, kind, stamp, subject, fence, timestamp, checksum, extra, body"
+READ_COLUMNS: Final = "id, coded, stamp, subject, fence, timestamp, checksum, extra, body"
 
 Stored: TypeAlias = tuple[int, int, int | None, str | bytes | None, int | None, int, int, bytes | None, bytes]
 
@@ -54,12 +56,12 @@ def to_row(number: int, position: int, event: Envelope) -> tuple[Any, ...]:
     row_id = number << 32 | event.sequence
     stamp = None if event.stamp is None else signed(event.stamp)
     subject = None if event.subject is None else store_text(event.subject)
-    checksum = _checksum(
-        row_id, event.kind, stamp, subject, event.fence, event.timestamp, event.extra, event.body
-    )
+    assert isinstance(event.body, bytes)  # `refuse_unstorable` has been asked
+    coded = event.kind << 32 | row_guard(row_id, event.kind, subject, stamp, event.body)
+    checksum = _checksum(row_id, coded, stamp, subject, event.fence, event.timestamp, event.extra, event.body)
     return (
         row_id,
-        event.kind,
+        coded,
         stamp,
         subject,
         position,
@@ -73,10 +75,11 @@ def to_row(number: int, position: int, event: Envelope) -> tuple[Any, ...]:
 
 def to_event(execution_id: str, row: Stored) -> Envelope:
     """The event of a row of `READ_COLUMNS`. Raises `StoreReadError` if it is not as it was written."""
-    row_id, kind, stamp, subject, fence, timestamp, checksum, extra, body = row
+    row_id, coded, stamp, subject, fence, timestamp, checksum, extra, body = row
     sequence = row_id & 0xFFFFFFFF
     try:
-        intact = checksum == _checksum(row_id, kind, stamp, subject, fence, timestamp, extra, body)
+        kind = coded >> 32
+        intact = checksum == _checksum(row_id, coded, stamp, subject, fence, timestamp, extra, body)
         text = None if subject is None else load_text(subject)
     except (TypeError, ValueError, AttributeError) as error:
         raise damaged(execution_id, sequence) from error
@@ -107,7 +110,7 @@ def incomplete(execution_id: str) -> StoreReadError:
 
 def _checksum(
     row_id: int,
-    kind: int,
+    coded: int,
     stamp: int | None,
     subject: str | bytes | None,
     fence: int | None,
@@ -116,7 +119,7 @@ def _checksum(
     body: Any,
 ) -> int:
     name = subject.encode() if isinstance(subject, str) else subject
-    head = f"{row_id},{kind},{stamp},{fence},{timestamp},{None if name is None else len(name)},".encode()
+    head = f"{row_id},{coded},{stamp},{fence},{timestamp},{None if name is None else len(name)},".encode()
     if name is not None:
         head += name
     crc = zlib.crc32(body, zlib.crc32(head))

@@ -3,11 +3,10 @@
 What lives here: the pragmas, taking the write lock, migrating, and telling our files from others'. What must
 not: the tables themselves (`_sqlite_migrations.py`), rows of events.
 
-The driver is apsw, chosen by measurement over the standard library's `sqlite3`: rows are fetched 1.8 times as
-fast (1.9 against 1.1 million a second, five columns) and inserted about twice as fast, and a replay beside
-a busy event loop keeps more of its speed. It brings its own copy of SQLite. Two copies of SQLite must not
-have one file open in one process (closing it in one drops the other's locks), so nothing here, tests
-included, opens it with `sqlite3`.
+The driver is apsw, chosen by measurement over the standard library's `sqlite3` (`loomfast bench driver`):
+rows are fetched and inserted more than twice as fast, and a replay beside a busy event loop keeps more of its
+speed. It brings its own copy of SQLite. Two copies of SQLite must not have one file open in one process
+(closing it in one drops the other's locks), so nothing here, tests included, opens it with `sqlite3`.
 
 A connection belongs to one thread, so it is opened without SQLite's own mutexes (9% of a replay's fetch).
 Memory-mapped reads would save another quarter of it and are not used: a read error would end the process.
@@ -18,15 +17,13 @@ sequence can exist twice. `position` is the commit order: it counts on from the 
 transaction, and SQLite has one writer at a time over all processes, so positions become visible in order
 and without holes. Cutting a log's prefix leaves its newest event, and so the highest position.
 
-Text with a lone surrogate has no UTF-8 form. It is stored as a BLOB in the same column (see
-`_sqlite_rows.py`); `executions.odd_text` says that a log holds such text.
-
 Migrations run in order, in the one transaction that also raises `user_version`; whoever loses the race for
 the write lock finds the version raised and does nothing.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import time
@@ -36,6 +33,7 @@ from typing import Final, TypeVar
 import apsw
 
 from loomfast._errors import NotAStoreError, StorageError, StoreBusyError, StoreMissingError
+from loomfast.stores._sqlite_faults import open_error
 from loomfast.stores._sqlite_migrations import MIGRATIONS
 
 T = TypeVar("T")
@@ -68,7 +66,7 @@ def open_writer(path: str, synchronous: str, busy_timeout_ms: int, *, create: bo
     """Open the connection of the writer thread, in WAL mode and with this version's tables.
 
     Creates the database if need be and `create` allows. Raises `StoreMissingError`, `NotAStoreError`,
-    `StorageError` for a newer version's database, `StoreBusyError`, `apsw.Error`.
+    `StoreBusyError`, `StorageError` for a newer version's database and for one that cannot be opened.
     """
     # Switching to WAL and migrating take exclusive locks; whoever meets one starts over.
     return _retry(lambda: _open_writer(path, synchronous, create), time.monotonic() + busy_timeout_ms / 1000)
@@ -79,7 +77,7 @@ def _open_writer(path: str, synchronous: str, create: bool) -> apsw.Connection:
     flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOMUTEX
     if create:
         flags |= apsw.SQLITE_OPEN_CREATE
-    connection = apsw.Connection(path, flags=flags, statementcachesize=256)
+    connection = _connect(path, flags)
     try:
         connection.execute(f"PRAGMA synchronous={synchronous}")
         connection.execute("PRAGMA temp_store=MEMORY")
@@ -90,10 +88,26 @@ def _open_writer(path: str, synchronous: str, create: bool) -> apsw.Connection:
         mode = connection.pragma("journal_mode")
         if mode != "wal":
             raise StorageError(None, f"{path}: write-ahead logging cannot be used here, the mode is {mode!r}")
+    except (apsw.BusyError, apsw.LockedError):
+        connection.close()
+        raise
+    except apsw.Error as error:
+        system_errno = connection.system_errno
+        connection.close()
+        raise open_error(path, error, system_errno) from error
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _connect(path: str, flags: int) -> apsw.Connection:
+    """Raises `StorageError`: a connection that could not be made cannot tell what the system said."""
+    try:
+        return apsw.Connection(path, flags=flags, statementcachesize=256)
+    except apsw.Error as error:
+        denied = not os.access(path if os.path.exists(path) else os.path.dirname(path), os.W_OK)
+        raise open_error(path, error, errno.EACCES if denied else 0) from error
 
 
 def _look(path: str, create: bool) -> None:
@@ -120,6 +134,10 @@ def _look(path: str, create: bool) -> None:
         raise NotAStoreError(path, f"is not a loomfast database: {error}") from error
     except (apsw.ReadOnlyError, apsw.CantOpenError):
         pass  # it needs recovery before it can be read: whoever opens it next looks again before writing
+    except (apsw.BusyError, apsw.LockedError):
+        raise
+    except apsw.Error as error:
+        raise open_error(path, error, 0) from error
 
 
 def _migrate(connection: apsw.Connection, path: str, create: bool) -> None:
@@ -176,7 +194,7 @@ def _retry(attempt: Callable[[], T], deadline: float) -> T:
         except (apsw.BusyError, apsw.LockedError) as error:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise StoreBusyError(None, None, "the database is locked by another writer") from error
+                raise StoreBusyError(None, None, "busy: the database is locked by another writer") from error
             time.sleep(min(wait_s * random.uniform(0.5, 1.0), left_s))
             wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
 

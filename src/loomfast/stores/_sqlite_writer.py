@@ -34,10 +34,11 @@ from typing import Any
 
 import apsw
 
-from loomfast._errors import LoomError, StorageError, StorageWriteError, StoreBusyError, UnknownExecutionError
+from loomfast._errors import LoomError, StoreBusyError, StoreLostError, UnknownExecutionError
 from loomfast._kernels import Envelope, decode, encode
 from loomfast.stores import _sqlite_schema as schema
 from loomfast.stores._admission import NO_EVENT, Head, admit
+from loomfast.stores._sqlite_faults import DatabaseFile, write_error
 from loomfast.stores._sqlite_rows import COLUMNS, WIDTH, load_text, store_text, to_row
 from loomfast.stores._threads import Call, Worker, deliver
 
@@ -46,19 +47,16 @@ MAX_CALLS = 1_000
 MAX_EVENTS = 10_000
 MAX_HEADS = 10_000
 
-# Rows to a statement, the most first: x 10 columns, below SQLite's limit on parameters (32,766). Few sizes,
-# so that few statements are prepared.
+# Rows to a statement, the most first: x 10 columns, below the limit on parameters (32,766). Few sizes, so
+# that few statements are prepared.
 _ROWS_AT_ONCE = (256, 64)
 _IDS_AT_ONCE = 128
-_HEAD_COLUMNS = "number, id, flow_id, status, last_sequence, fence, pending, in_doubt, wake_at, odd_text"
-_HEAD_WIDTH = 10
+_HEAD_COLUMNS = "number, id, flow_id, status, last_sequence, fence, pending, in_doubt, wake_at"
+_HEAD_WIDTH = 9
 _INSERT_EVENTS = f"INSERT INTO events ({COLUMNS}) VALUES "
 _UPSERT_HEADS = f"INSERT INTO executions ({_HEAD_COLUMNS}) VALUES "
 # An update that does not name `status` leaves the index over it alone.
-_ON_ADVANCE = (
-    " ON CONFLICT (number) DO UPDATE SET"
-    " last_sequence = excluded.last_sequence, odd_text = odd_text | excluded.odd_text"
-)
+_ON_ADVANCE = " ON CONFLICT (number) DO UPDATE SET last_sequence = excluded.last_sequence"
 _ON_CHANGE = (
     _ON_ADVANCE + ", flow_id = excluded.flow_id, status = excluded.status, fence = excluded.fence,"
     " pending = excluded.pending, in_doubt = excluded.in_doubt, wake_at = excluded.wake_at"
@@ -111,9 +109,11 @@ class Open(Call):
 class Writer(Worker):
     """Serves `Open`, then every other call."""
 
-    def __init__(self, path: str, synchronous: str, busy_timeout_ms: int, *, create: bool = True) -> None:
+    def __init__(
+        self, file: DatabaseFile, synchronous: str, busy_timeout_ms: int, *, create: bool = True
+    ) -> None:
         super().__init__("loomfast-sqlite-writer")
-        self._path = path
+        self._file = file
         self._create = create
         self._synchronous = synchronous
         self._busy_timeout_ms = busy_timeout_ms
@@ -124,22 +124,26 @@ class Writer(Worker):
             return
         try:
             connection = schema.open_writer(
-                self._path, self._synchronous, self._busy_timeout_ms, create=self._create
+                self._file.path, self._synchronous, self._busy_timeout_ms, create=self._create
             )
-        except apsw.Error as cause:
-            error = StorageError(None, f"{self._path}: cannot be opened: {cause}")
-            error.__cause__ = cause
-            deliver([(call, error)])
-            return
         except Exception as error:
             deliver([(call, error)])
             return
         try:
+            self._file.remember()
             deliver([(call, None)])
             del call
             self._serve(connection)
         finally:
-            connection.close()
+            self._close(connection)
+
+    def _close(self, connection: apsw.Connection) -> None:
+        try:
+            self._file.check()
+        except StoreLostError:
+            # The last to close removes the log beside the file, by its name: it may be another file's by now.
+            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        connection.close()
 
     def _serve(self, connection: apsw.Connection) -> None:
         ledger = Ledger(connection)
@@ -157,13 +161,18 @@ class Writer(Worker):
     def _commit(self, ledger: Ledger, calls: list[Call]) -> list[tuple[Call, Any]]:
         deadline = time.monotonic() + self._busy_timeout_ms / 1000
         try:
-            return ledger.commit(calls, deadline)
+            outcomes = ledger.commit(calls, deadline)
+            self._file.check()
+            return outcomes
         except StoreBusyError as error:
             return [(call, _busy(call, error)) for call in calls]
+        except StoreLostError as error:  # all of them are written, and none where anybody will find it
+            return [(call, write_error(*_subject(call), error, 0)) for call in calls]
         except Exception as error:
             if len(calls) == 1:
-                return [(calls[0], _failed(calls[0], error))]
-        outcomes: list[tuple[Call, Any]] = []
+                system_errno = ledger.connection.system_errno
+                return [(calls[0], write_error(*_subject(calls[0]), self._file.blamed(error), system_errno))]
+        outcomes = []
         for call in calls:
             outcomes += self._commit(ledger, [call])
         return outcomes
@@ -194,14 +203,6 @@ def _subject(call: Call) -> tuple[str | None, int | None]:
 def _busy(call: Call, cause: StoreBusyError) -> StoreBusyError:
     error = StoreBusyError(*_subject(call), f"{cause.reason}; nothing was written, it is safe to repeat")
     error.__cause__ = cause.__cause__
-    return error
-
-
-def _failed(call: Call, cause: Exception) -> LoomError:
-    if isinstance(cause, LoomError):
-        return cause
-    error = StorageWriteError(*_subject(call), f"{type(cause).__name__}: {cause}")
-    error.__cause__ = cause
     return error
 
 
@@ -259,7 +260,7 @@ class Ledger:
             rows = self.connection.execute(
                 f"SELECT {_HEAD_COLUMNS} FROM executions WHERE id IN ({marks})", some
             )
-            for number, execution_id, flow_id, status, last, fence, pending, in_doubt, wake_at, _ in rows:
+            for number, execution_id, flow_id, status, last, fence, pending, in_doubt, wake_at in rows:
                 parked = frozenset[str](() if in_doubt is None else decode(in_doubt))
                 self._heads[load_text(execution_id)] = Head(
                     number, load_text(flow_id), status, last, fence, bool(pending), parked, wake_at
@@ -268,12 +269,11 @@ class Ledger:
     def _apply(self, calls: list[Call]) -> list[tuple[Call, Any]]:
         outcomes: list[tuple[Call, Any]] = []
         before: dict[str, Head | None] = {}
-        odd: set[str] = set()
         rows: list[tuple[Any, ...]] = []
         for call in calls:
             try:
                 if isinstance(call, Task):
-                    self._write_appended(before, odd, rows)
+                    self._write_appended(before, rows)
                     with self.connection:  # a savepoint
                         outcomes.append((call, call.perform(self)))
                     continue
@@ -288,32 +288,26 @@ class Ledger:
             if isinstance(call, Append):
                 for event in call.envelopes:
                     self.position += 1
-                    row = to_row(heads[event.execution_id].number, self.position, event)
-                    if isinstance(row[3], bytes):
-                        odd.add(event.execution_id)
-                    rows.append(row)
+                    rows.append(to_row(heads[event.execution_id].number, self.position, event))
             outcomes.append((call, answer))
-        self._write_appended(before, odd, rows)
+        self._write_appended(before, rows)
         return outcomes
 
-    def _write_appended(
-        self, before: dict[str, Head | None], odd: set[str], rows: list[tuple[Any, ...]]
-    ) -> None:
+    def _write_appended(self, before: dict[str, Head | None], rows: list[tuple[Any, ...]]) -> None:
         """Write what the appends and fences so far amount to, and forget it."""
         if before:
             self.write_events(rows)
-            self._write_heads(before, odd)
+            self._write_heads(before)
             before.clear()
-            odd.clear()
             rows.clear()
 
     def write_events(self, rows: list[tuple[Any, ...]]) -> None:
         """Insert rows of events."""
         self._write(_INSERT_EVENTS, "", WIDTH, rows)
 
-    def write_head(self, execution_id: str, head: Head, *, odd_text: bool) -> None:
+    def write_head(self, execution_id: str, head: Head) -> None:
         """Insert the row of a new execution."""
-        self._write(_UPSERT_HEADS, _ON_CHANGE, _HEAD_WIDTH, [_head_row(execution_id, head, odd_text)])
+        self._write(_UPSERT_HEADS, _ON_CHANGE, _HEAD_WIDTH, [_head_row(execution_id, head)])
 
     def adopt(self, execution_id: str, head: Head, position: int) -> None:
         """Remember a new execution that a task has written, and the position of its last event."""
@@ -350,7 +344,7 @@ class Ledger:
             self.number += 1
             head.number = self.number
 
-    def _write_heads(self, before: dict[str, Head | None], odd: set[str]) -> None:
+    def _write_heads(self, before: dict[str, Head | None]) -> None:
         advanced: list[tuple[Any, ...]] = []
         changed: list[tuple[Any, ...]] = []
         for execution_id, old in before.items():
@@ -364,7 +358,7 @@ class Ledger:
                 and old.in_doubt == head.in_doubt
                 and old.wake_at == head.wake_at
             )
-            (advanced if same else changed).append(_head_row(execution_id, head, execution_id in odd))
+            (advanced if same else changed).append(_head_row(execution_id, head))
         self._write(_UPSERT_HEADS, _ON_ADVANCE, _HEAD_WIDTH, advanced)
         self._write(_UPSERT_HEADS, _ON_CHANGE, _HEAD_WIDTH, changed)
 
@@ -379,7 +373,7 @@ class Ledger:
             start += len(some)
 
 
-def _head_row(execution_id: str, head: Head, odd_text: bool) -> tuple[Any, ...]:
+def _head_row(execution_id: str, head: Head) -> tuple[Any, ...]:
     """A row of `_HEAD_COLUMNS`."""
     return (
         head.number,
@@ -391,5 +385,4 @@ def _head_row(execution_id: str, head: Head, odd_text: bool) -> tuple[Any, ...]:
         head.pending,
         encode(sorted(head.in_doubt)) if head.in_doubt else None,
         head.wake_at,
-        odd_text,
     )

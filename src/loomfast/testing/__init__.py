@@ -1,7 +1,8 @@
 """The testing kit: what loomfast is tested with, and what flows and stores can be tested with.
 
 Virtual time (`run_virtual`, `VirtualClock`) and the crash matrix (`crash_matrix`, `check_invariants`). The
-rest of loomfast imports nothing of it.
+conformance kit for stores is a package of its own beside them, `loomfast.testing.conformance`, since it needs
+pytest. The rest of loomfast imports nothing of it.
 """
 
 from loomfast.testing.crash import (

@@ -172,6 +172,9 @@ class CrashingStore(EventStore):
     def branches(self) -> BranchRegistry:
         return cast(BranchRegistry, _Reached(self.inner.branches, self._reach))
 
+    async def check_storage(self) -> list[str]:
+        return await self.inner.check_storage()
+
     @property
     def leases(self) -> LeaseStore:
         return cast(LeaseStore, _Reached(self.inner.leases, self._reach))
