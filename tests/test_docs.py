@@ -10,19 +10,27 @@ import pytest
 
 from tests.conftest import OpenStore
 
-PAGE = (Path(__file__).parents[1] / "docs" / "flows.md").read_text(encoding="utf-8")
-SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = {"flows.md": 5, "running.md": 2}
+SNIPPETS = {
+    page: re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+    for page in PAGES
+}
 
 
-@pytest.mark.parametrize("number", range(len(SNIPPETS)))
-async def test_each_snippet_of_the_page_on_flows_runs(open_store: OpenStore, number: int) -> None:
+@pytest.mark.parametrize(
+    ("page", "number"), [(page, number) for page in PAGES for number in range(PAGES[page])]
+)
+async def test_each_snippet_of_a_page_runs(open_store: OpenStore, page: str, number: int) -> None:
     names: dict[str, Any] = {}
-    exec(compile(SNIPPETS[0].split("\n\n\n")[0], "flows.md", "exec"), names)  # the imports
-    exec(compile(SNIPPETS[number], f"flows.md, snippet {number}", "exec"), names)
+    exec(compile(SNIPPETS[page][0].split("\n\n\n")[0], page, "exec"), names)  # the imports
+    exec(compile(SNIPPETS[page][number], f"{page}, snippet {number}", "exec"), names)
     async with open_store() as store:
         await names["main"](store)
 
 
 def test_no_snippet_is_left_out() -> None:
-    assert len(SNIPPETS) == PAGE.count("```python") == 5
-    assert all("async def main(store):" in snippet and "assert" in snippet for snippet in SNIPPETS)
+    assert {page: len(snippets) for page, snippets in SNIPPETS.items()} == PAGES
+    for snippet in (snippet for snippets in SNIPPETS.values() for snippet in snippets):
+        assert "async def main(store):" in snippet
+        assert "assert" in snippet

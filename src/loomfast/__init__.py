@@ -25,6 +25,7 @@ from loomfast._errors import (
     ExecutionCancelledError,
     ExecutionEndedError,
     ExecutionFailedError,
+    ExecutionSetAsideError,
     FlowError,
     GateRefusedError,
     InputValidationError,
@@ -33,10 +34,13 @@ from loomfast._errors import (
     JsonTextError,
     KernelMissingError,
     KeyCollisionError,
+    LeaseHeldError,
+    LeaseLostError,
     LoomError,
     MalformedEventError,
     NotAStoreError,
     PrefixTruncatedError,
+    ResumeIdReusedError,
     RunOverError,
     RuntimeClosedError,
     SnapshotNeededError,
@@ -86,6 +90,7 @@ from loomfast._runtime.deps import DeterminismPolicy
 from loomfast._runtime.effects import EffectContext, EffectMiddleware
 from loomfast._runtime.handle import ExecutionHandle
 from loomfast._runtime.journal import ExecutionJournal
+from loomfast._runtime.recovering import Recovered
 from loomfast._runtime.runtime import WorkflowRuntime
 from loomfast.projections import Projection, ProjectionRuntime, UiProjection
 from loomfast.readmodels import CatchUpReader, FilePosition, PositionKeeper, ReadModel
@@ -151,6 +156,7 @@ __all__ = [
     "ExecutionFailedError",
     "ExecutionHandle",
     "ExecutionJournal",
+    "ExecutionSetAsideError",
     "ExecutionSummary",
     "Fault",
     "FilePosition",
@@ -164,6 +170,8 @@ __all__ = [
     "KernelMissingError",
     "KeyCollisionError",
     "Lease",
+    "LeaseHeldError",
+    "LeaseLostError",
     "LeaseStore",
     "LoomError",
     "MalformedEventError",
@@ -176,9 +184,11 @@ __all__ = [
     "Projection",
     "ProjectionRuntime",
     "ReadModel",
+    "Recovered",
     "Recovery",
     "RecoveryStore",
     "ReplicaReadEventStore",
+    "ResumeIdReusedError",
     "RetryPolicy",
     "RunOverError",
     "RuntimeClosedError",

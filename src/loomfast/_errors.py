@@ -266,6 +266,44 @@ class ExecutionAlreadyExistsError(ConflictError):
         super().__init__(execution_id, f"execution {execution_id!r} already exists")
 
 
+class LeaseHeldError(ConflictError):
+    """Another process holds the lease of this execution: it drives it, or died a moment ago."""
+
+    code = "lease-held"
+    hint = "Try again once it rests there; runtime.handle(execution_id) waits for that."
+
+    def __init__(self, execution_id: str) -> None:
+        super().__init__(execution_id, f"execution {execution_id!r} is leased to another process")
+
+
+class LeaseLostError(ConflictError):
+    """The lease of an execution ran out, or somebody took it over, while it was driven here.
+
+    Its run is stopped, and nothing that it did since is recorded.
+    """
+
+    code = "lease-lost"
+    hint = "Another process may drive it by now; what stalls this one for longer than lease_ttl_s?"
+
+    def __init__(self, execution_id: str) -> None:
+        super().__init__(execution_id, f"execution {execution_id!r}: its lease was lost")
+
+
+class ResumeIdReusedError(ConflictError):
+    """An answer with this `resume_id` is on record, and it was another answer. `sequence` is its place."""
+
+    code = "resume-id-reused"
+    hint = "Name each answer anew; only a repeat of the same answer has the same resume_id."
+
+    def __init__(self, execution_id: str, resume_id: str, sequence: int) -> None:
+        super().__init__(
+            execution_id,
+            f"execution {execution_id!r}: resume_id {resume_id!r} names another answer, at {sequence}",
+        )
+        self.resume_id = resume_id
+        self.sequence = sequence
+
+
 class BranchExistsError(ConflictError):
     """The name is taken in this lineage, or the execution is part of a lineage already.
 
@@ -558,6 +596,18 @@ class ExecutionFailedError(FlowError):
         super().__init__(f"execution {execution_id!r} failed: {error['type']}: {error['message']}")
         self.execution_id = execution_id
         self.error = error
+
+
+class ExecutionSetAsideError(FlowError):
+    """The execution has crashed too often to be recovered again. `reason` says how often."""
+
+    code = "execution-set-aside"
+    hint = "Mend what crashes it, then put it back: runtime.release(execution_id)."
+
+    def __init__(self, execution_id: str, reason: str) -> None:
+        super().__init__(f"execution {execution_id!r} is set aside: {reason}")
+        self.execution_id = execution_id
+        self.reason = reason
 
 
 class ExecutionCancelledError(FlowError):

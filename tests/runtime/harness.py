@@ -29,6 +29,7 @@ class StillClock:
 def runtime(store: lf.EventStore, *flows: Any, **deps: Any) -> lf.WorkflowRuntime:
     deps.setdefault("clock", StillClock())
     deps.setdefault("id_factory", counted_ids())
+    deps.setdefault("close_grace_s", 0)
     return lf.WorkflowRuntime(store, flows=flows, **deps)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import loomfast as lf
+from loomfast.testing import VirtualClock, run_virtual
 from tests.conftest import OpenStore
 from tests.runtime.harness import StillClock, kinds, of, runtime, turns
 
@@ -448,3 +449,129 @@ async def test_a_zombie_writes_nothing_behind_the_end(open_store: OpenStore) -> 
     assert kinds(log)[-1] == "EXECUTION_COMPLETED"
     assert of(log, "from the grave") == []
     assert refused == ["run-over"]
+
+
+@pytest.mark.parametrize("holding", ["flow", "effect"])
+async def test_an_execution_that_does_not_unwind_in_time_ends_over_the_head_of_its_run(
+    open_store: OpenStore, holding: str
+) -> None:
+    """F34: `cancel` has a bound, and what the run does behind the end is refused."""
+    release, began, refused = asyncio.Event(), asyncio.Event(), list[str]()
+
+    async def ignores() -> None:
+        began.set()
+        while not release.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await release.wait()
+
+    @lf.flow
+    async def flow(ctx: lf.WorkflowContext, input: Any) -> None:
+        with contextlib.suppress(BaseException):
+            await (ignores() if holding == "flow" else ctx.run(lf.step(id="s")(ignores)))
+        await release.wait()
+        for call in (lambda: ctx.run(other), lambda: ctx.suspend("go"), lambda: ctx.decide("d", lambda: 1)):
+            try:
+                await call()
+            except lf.RunOverError as error:
+                refused.append(error.code)
+        try:
+            ctx.emit("late")
+        except lf.RunOverError as error:
+            refused.append(error.code)
+
+    async with open_store() as store, runtime(store) as rt:
+        handle = await rt.start(flow, execution_id="x")
+        await began.wait()
+        await turns(5)
+        state = await rt.cancel("x", "enough", grace_s=0.02)
+        assert (state.status, state.reason) == ("cancelled", "enough")
+        with pytest.raises(lf.ExecutionCancelledError, match="enough"):
+            await handle.result()
+        assert (await rt.cancel("x", "again")).reason == "enough"
+        with pytest.raises(lf.GateRefusedError, match="been cancelled"):
+            await rt.resume("x", "go")
+        before = await store.read("x")
+        assert kinds(before)[-1] == "EXECUTION_CANCELLED"
+        release.set()
+        await turns(30)
+        assert await store.read("x") == before
+    assert refused == ["run-over"] * 4
+
+
+async def test_a_decider_that_the_flow_has_left_behind_is_cancelled_once(open_store: OpenStore) -> None:
+    began, ended = asyncio.Event(), list[str]()
+
+    async def thinks() -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await turns(5)  # a cancellation that came twice would end this
+            ended.append("cleaned up")
+
+    @lf.flow
+    async def flow(ctx: lf.WorkflowContext, way: str) -> None:
+        deciding = asyncio.create_task(ctx.decide("d", thinks))
+        await began.wait()
+        if way == "gate":
+            await ctx.suspend("go")
+        if way == "wait":
+            await asyncio.Event().wait()
+        if way == "await":
+            await deciding
+
+    async with open_store() as store, runtime(store) as rt:
+        for way in ("gate", "wait", "await", "return"):
+            began.clear()
+            await rt.start(flow, way, execution_id=way)
+            await began.wait()
+            await turns(5)
+            async with asyncio.timeout(5):
+                assert (await rt.cancel(way)).status == "cancelled"
+            assert kinds(await store.read(way))[-1] == "EXECUTION_CANCELLED"
+    assert ended == ["cleaned up"] * 4
+
+
+def test_cancel_resume_and_fire_together_leave_one_end_in_any_of_five_hundred_interleavings() -> None:
+    """F12, by the seeds of the virtual loop: one terminal record, and never terminal and then suspended."""
+    ends: list[str] = []
+
+    @lf.step
+    async def naps() -> None:
+        await asyncio.sleep(0.01)
+
+    async def main(dice: random.Random) -> None:
+        @lf.flow
+        async def flow(ctx: lf.WorkflowContext, input: Any) -> None:
+            await ctx.suspend("go", wake_at=1)
+            await ctx.run(naps)
+            await ctx.suspend("more", wake_at=1)
+
+        async def later(call: Any) -> Any:
+            await asyncio.sleep(dice.choice((0, 0, 0.01, 0.02)))
+            for _ in range(dice.randrange(4)):
+                await asyncio.sleep(0)
+            return await call()
+
+        store = lf.MemoryEventStore()
+        clock = VirtualClock()
+        async with runtime(store, flow, clock=clock) as one, runtime(store, flow, clock=clock) as two:
+            await (await one.start(flow, execution_id="x")).rest()
+            calls = [lambda: one.resume("x", "go"), lambda: two.resume("x", "go"), lambda: two.fire("x")]
+            calls += [lambda: one.fire("x"), lambda: one.cancel("x"), lambda: two.cancel("x")]
+            outcomes = await asyncio.gather(*map(later, calls), return_exceptions=True)
+            allowed = (lf.State, lf.ExecutionHandle, lf.GateRefusedError, lf.ExecutionEndedError)
+            broken = [outcome for outcome in outcomes if not isinstance(outcome, allowed)]
+            assert broken == []
+            log = await store.read("x")
+            assert [event.sequence for event in log] == list(range(len(log)))
+            over = of(log, "EXECUTION_COMPLETED", "EXECUTION_CANCELLED", "EXECUTION_FAILED")
+            assert over == kinds(log)[-1:]
+            assert over in (["EXECUTION_CANCELLED"], ["EXECUTION_COMPLETED"])
+            assert kinds(log).count("go") + kinds(log).count("more") == kinds(log).count("EXECUTION_RESUMED")
+            assert await store.list_executions(status="suspended") == []
+            ends.append(" ".join(kinds(log)))
+
+    for seed in range(1, 501):
+        run_virtual(main(random.Random(seed)), seed=seed)
+    assert len(set(ends)) > 3

@@ -229,7 +229,7 @@ async def test_a_finished_execution_leaves_nothing_in_the_runtime(open_store: Op
             await (await rt.start(flow, n % 2)).rest()
         await asyncio.sleep(0)
         driven = rt._driven
-        assert (driven.executions, driven.tasks, driven.watchers) == ({}, set(), {})
+        assert (driven.executions, driven.calls, driven.watchers) == ({}, set(), {})
 
 
 async def test_nobody_waits_for_a_write_that_was_stopped_with_its_loop() -> None:

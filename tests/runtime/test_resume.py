@@ -199,3 +199,89 @@ async def test_nobody_answers_a_sleep_but_time(open_store: OpenStore) -> None:
         rt._driven.deps.clock.time += 10**9 + 10
         await rt.fire(handle.execution_id)
         assert await handle.result() == "woken"
+
+
+async def test_an_answer_before_the_start_is_refused_and_the_same_one_fits_later(
+    open_store: OpenStore,
+) -> None:
+    """F10 (a)."""
+    async with open_store() as store, runtime(store, two_gates) as rt:
+        right = {"approved": True}
+        with pytest.raises(lf.UnknownExecutionError):
+            await rt.resume("x", "approve", right, correlation_key="po-9")
+        assert await store.read("x") == []
+        await (await rt.start(two_gates, execution_id="x")).rest()
+        handle = await rt.resume("x", "approve", right, correlation_key="po-9")
+        assert len((await handle.rest()).gates) == 1
+
+
+async def test_an_answer_while_the_suspension_is_on_its_way_to_the_store_waits_for_it() -> None:
+    """F10 (c): once the flow has come to its gate no fitting answer is refused."""
+    arrived, durable, answered = asyncio.Event(), asyncio.Event(), list[str]()
+
+    class Slow(lf.MemoryEventStore):
+        async def append_batch(self, envelopes: Any) -> None:
+            if envelopes[-1].event_type == "EXECUTION_SUSPENDED" and not durable.is_set():
+                arrived.set()
+                await durable.wait()
+            await super().append_batch(envelopes)
+
+    @lf.flow
+    async def flow(ctx: lf.WorkflowContext, input: Any) -> Any:
+        runs.append("run")
+        return await ctx.suspend("go")
+
+    store = Slow()
+    async with runtime(store, on_commit=lambda event: answered.append(event.event_type)) as rt:
+        handle = await rt.start(flow, execution_id="x")
+        await arrived.wait()
+        answer = asyncio.create_task(rt.resume("x", "go", 7))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not answer.done()
+        durable.set()
+        await answer
+        assert await handle.result() == 7
+        assert answered.index("EXECUTION_SUSPENDED") < answered.index("go")
+    assert runs == ["run", "run"]
+
+
+async def test_an_answer_that_waits_ends_typed_when_the_flow_ends_without_that_gate() -> None:
+    """F10 (d): it waits for what is on its way to the store, and that turns out to be the end."""
+    arrived, durable = asyncio.Event(), asyncio.Event()
+
+    class Slow(lf.MemoryEventStore):
+        async def append_batch(self, envelopes: Any) -> None:
+            if envelopes[-1].event_type == "EXECUTION_COMPLETED":
+                arrived.set()
+                await durable.wait()
+            await super().append_batch(envelopes)
+
+    @lf.flow
+    async def flow(ctx: lf.WorkflowContext, input: Any) -> str:
+        return "ended"
+
+    async with runtime(Slow()) as rt:
+        handle = await rt.start(flow, execution_id="x")
+        await arrived.wait()
+        answer = asyncio.create_task(rt.resume("x", "go", 7))
+        await asyncio.sleep(0)
+        durable.set()
+        with pytest.raises(lf.GateRefusedError, match="it has completed"):
+            await answer
+        assert await handle.result() == "ended"
+
+
+async def test_a_recorded_answer_is_not_checked_against_a_newer_schema(open_store: OpenStore) -> None:
+    """F11."""
+
+    def never(answer: Any) -> None:
+        raise ValueError("nothing is valid any more")
+
+    async with open_store() as store:
+        async with runtime(store) as rt:
+            execution = await parked(rt)
+            await (await rt.resume(execution, "approve", {"approved": True}, correlation_key="po-9")).rest()
+        newer = lf.flow(id=two_gates.id, gates={"approve": never})(two_gates.function)
+        async with runtime(store, newer) as rt:
+            assert await (await rt.resume(execution, "go", 1)).result() == [{"approved": True}, 1]

@@ -255,3 +255,122 @@ async def test_a_bootstrap_alone_is_driven_from_the_top_by_recovery(open_store: 
             handle = await rt.recover("x")
             assert await handle.result() == "receipt"
             assert kinds(await store.read("x"))[0] == "EXECUTION_STARTED"
+
+
+@pytest.mark.parametrize("fence", [None, 0], ids=["no token", "an old token"])
+async def test_a_duplicate_of_an_execution_that_was_fenced_since_is_already_exists(
+    open_store: OpenStore, fence: int | None
+) -> None:
+    """D2 as amended: a fencing store checks the token before the slot; the winner is not superseded."""
+    async with open_store() as store, runtime(store) as rt:
+        await (await rt.start(paid_flow, 1, execution_id="x")).result()
+        current = await store.acquire_fence("x")
+        with pytest.raises(lf.ExecutionAlreadyExistsError) as caught:
+            await rt.start(paid_flow, 1, execution_id="x", fence=fence)
+        assert isinstance(caught.value.__cause__, lf.StaleFenceError)
+        assert await store.acquire_fence("x") == current + 1
+    assert effects == ["paid"]
+
+
+@pytest.mark.parametrize("late", ["before", "after"])
+async def test_a_start_never_fences_so_the_loser_of_a_race_supersedes_nobody(
+    open_store: OpenStore, late: str
+) -> None:
+    """The record's first residual, both orders: one effect over the race and a recovery pass."""
+    going = asyncio.Event()
+
+    @lf.flow
+    async def flow(ctx: lf.WorkflowContext, input: Any) -> Any:
+        value = await ctx.run(paid)
+        await going.wait()
+        return [value, await ctx.run(lambda: "two", key="second")]
+
+    async with open_store() as store, runtime(store, flow) as one, runtime(store, flow) as two:
+        winner = asyncio.ensure_future(one.start(flow, execution_id="x"))
+        if late == "after":
+            await winner
+        else:
+            await asyncio.sleep(0)
+        with pytest.raises(lf.ExecutionAlreadyExistsError):
+            await two.start(flow, execution_id="x")
+        going.set()
+        assert await (await winner).result() == ["receipt", "two"]
+        assert [event.fence for event in await store.read("x")] == [None] * 6
+        assert await two.recover_abandoned() == []
+    assert effects == ["paid"]
+
+
+async def test_a_retry_that_fails_for_another_reason_is_a_storage_error() -> None:
+    store = ScriptedStore({0: duplicate, 1: OSError("disk gone")})
+    async with runtime(store) as rt:
+        with pytest.raises(lf.StorageWriteError, match="disk gone"):
+            await rt.start(paid_flow, 1, execution_id="x")
+    assert (effects, len(store.appends)) == ([], 2)
+
+
+async def test_a_read_back_that_fails_after_the_retry_is_a_storage_error() -> None:
+    class Failing(ScriptedStore):
+        reads = 0
+
+        async def read_range(self, execution_id: str, first: int, last: int | None) -> list[lf.Envelope]:
+            self.reads += 1
+            if self.reads == 2:
+                raise OSError("cable cut")
+            return await super().read_range(execution_id, first, last)
+
+    store = Failing({0: duplicate, 1: duplicate})
+    async with runtime(store) as rt:
+        with pytest.raises(lf.StorageWriteError, match="cable cut"):
+            await rt.start(paid_flow, 1, execution_id="x")
+    assert (effects, len(store.appends), store.reads) == ([], 2, 2)
+
+
+async def test_a_replica_that_lags_makes_a_duplicate_a_storage_error_and_nothing_runs() -> None:
+    """The record's residual: loud and safe, just less specific."""
+
+    class Lagging(lf.MemoryEventStore):
+        behind = False
+
+        async def read_range(self, execution_id: str, first: int, last: int | None) -> list[lf.Envelope]:
+            return [] if self.behind else await super().read_range(execution_id, first, last)
+
+    store = Lagging()
+    async with runtime(store) as rt:
+        await (await rt.start(paid_flow, 1, execution_id="x")).result()
+        store.behind = True
+        with pytest.raises(lf.StorageWriteError) as caught:
+            await rt.start(paid_flow, 1, execution_id="x")
+        assert isinstance(caught.value.__cause__, lf.DuplicateSequenceError)
+    assert effects == ["paid"]
+
+
+async def test_a_journal_adopts_no_event_but_the_next_one() -> None:
+    """D1."""
+    store = lf.MemoryEventStore()
+    async with runtime(store) as rt:
+        started = {"flowId": "f", "flowVersion": "1", "input": None}
+        journal = rt._driven.journal("x")
+        with pytest.raises(lf.MalformedEventError, match="must be 0 to be adopted"):
+            journal.adopt(lf.Envelope.make("x", 1, "note", None, 0))
+        first = lf.Envelope.make("x", 0, "EXECUTION_STARTED", started, 0)
+        journal.adopt(first)
+        with pytest.raises(lf.MalformedEventError, match="must be 1 to be adopted"):
+            journal.adopt(first)
+
+
+async def test_on_event_hears_later_events_before_they_are_durable_and_of_some_that_never_are() -> None:
+    """D6."""
+    store, heard = ScriptedStore(), list[str]()
+    async with runtime(store, on_event=lambda event: heard.append(event.event_type)) as rt:
+
+        @lf.flow
+        async def flow(ctx: lf.WorkflowContext, input: Any) -> None:
+            store.script = dict.fromkeys(range(1, 9), OSError("disk gone"))
+            ctx.emit("never durable")
+            await ctx.run(paid)
+
+        handle = await rt.start(flow, execution_id="x")
+        with pytest.raises(lf.StorageWriteError):
+            await handle.rest()
+        assert "never durable" in heard
+        assert kinds(await store.read("x")) == ["EXECUTION_STARTED"]

@@ -534,9 +534,14 @@ async def test_gathered_steps_have_keys_in_call_order_however_they_end(open_stor
 @pytest.mark.parametrize("kind", ["task", "thread"])
 @pytest.mark.parametrize("parked", [False, True], ids=["in the flow", "while the run waits for it"])
 async def test_closing_does_not_wait_for_an_effect_that_will_not_end(
-    open_store: OpenStore, kind: str, parked: bool
+    open_store: OpenStore,
+    kind: str,
+    parked: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """F35."""
+    """F19, F35: it is named and left behind."""
+    monkeypatch.setattr("loomfast._runtime.closing.STOP_S", 0.05)
     began, release, released = asyncio.Event(), threading.Event(), asyncio.Event()
     late: list[str] = []
 
@@ -570,6 +575,7 @@ async def test_closing_does_not_wait_for_an_effect_that_will_not_end(
         await turns(5)
         async with asyncio.timeout(2):
             await rt.close()
+        assert "execution 'x': step 's' did not end" in caplog.text
         release.set()
         released.set()
         if kind == "thread":

@@ -15,9 +15,11 @@ import apsw
 from loomfast.stores import PostgresEventStore
 
 
-def start_program(source: str, *arguments: Path | str) -> subprocess.Popen[str]:
+def start_program(source: str, *arguments: Path | str, stdin: bool = False) -> subprocess.Popen[str]:
+    """Start a program of its own; `stdin` gives it a pipe to read from."""
     command = [sys.executable, "-c", textwrap.dedent(source), *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    asked = subprocess.PIPE if stdin else None
+    return subprocess.Popen(command, stdin=asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def run_program(source: str, *arguments: Path | str, timeout_s: float) -> str:

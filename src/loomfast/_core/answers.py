@@ -10,23 +10,26 @@ from typing import Any, NamedTuple
 
 from loomfast._core import failures, schema
 from loomfast._core.definitions import FlowDefinition
-from loomfast._errors import BadInputError, GateRefusedError, StepRefusedError
+from loomfast._errors import BadInputError, GateRefusedError, ResumeIdReusedError, StepRefusedError
 from loomfast._events import CANCELLED, COMPLETED, FAILED, IN_DOUBT, Opaque
-from loomfast._kernels import State, decode, encode
+from loomfast._kernels import Envelope, State, canonical, decode, encode
 
 # The event type that passes the gate of a `ctx.sleep`.
 TIMER_FIRED = "timer.fired"
 # The reason of the STEP_CANCELLED that lets an at-most-once step run again.
 RELEASED = "released"
+# The metadata of an answer that names it, so that its repeat is known.
+RESUME_ID = "resumeId"
 
 
 class Draft(NamedTuple):
-    """An event that has no place in a log yet."""
+    """An event that has no place in a log yet. `extra` is the metadata of whoever caused it, as JSON."""
 
     event_type: str
     body: bytes | Opaque
     subject: str | None = None
     stamp: int | None = None
+    extra: bytes | None = None
 
 
 def answer(
@@ -36,6 +39,7 @@ def answer(
     payload: Any,
     correlation_key: str | None,
     gate: int | None,
+    resume_id: str | None,
 ) -> tuple[Draft, ...]:
     """Answer the pending gate. Raises `GateRefusedError`, `InputValidationError`, `JsonFormError`."""
 
@@ -59,7 +63,7 @@ def answer(
     # What is judged is what is stored, not the Python value it came as.
     where = f"answer to gate {pending.ordinal} ({event_type!r})"
     schema.check(flow.gates.get(event_type), decode(body), where)
-    return _pass(pending.ordinal, event_type, body)
+    return _pass(pending.ordinal, event_type, body, resume_id)
 
 
 def fire(state: State, now_ms: int) -> tuple[Draft, ...]:
@@ -97,9 +101,19 @@ def released(step: Any) -> bool:
     return bool(step.phase == CANCELLED and decode(step.outcome)["reason"] == RELEASED)
 
 
-def _pass(ordinal: int, event_type: str, body: bytes) -> tuple[Draft, ...]:
+def given(event: Envelope, resume_id: str, event_type: str, payload: Any) -> bool:
+    """Whether `event` is this answer. Raises `ResumeIdReusedError` if it is another one of the same id."""
+    if event.metadata.get(RESUME_ID) != resume_id:
+        return False
+    if event.event_type != event_type or canonical(event.payload) != canonical(decode(encode(payload))):
+        raise ResumeIdReusedError(event.execution_id, resume_id, event.sequence)
+    return True
+
+
+def _pass(ordinal: int, event_type: str, body: bytes, resume_id: str | None = None) -> tuple[Draft, ...]:
+    extra = None if resume_id is None else encode({RESUME_ID: resume_id})
     resumed = encode({"gate": ordinal, "on": event_type})
-    return Draft(event_type, body), Draft("EXECUTION_RESUMED", resumed)
+    return Draft(event_type, body, extra=extra), Draft("EXECUTION_RESUMED", resumed)
 
 
 def _ended(state: State) -> str:

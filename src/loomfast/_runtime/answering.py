@@ -5,23 +5,30 @@ What lives here: `Answering`. What must not: which answers fit a state (`_core/a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from loomfast._core import answers
 from loomfast._core.answers import Draft
+from loomfast._core.arguments import text_argument
 from loomfast._errors import (
     ConflictError,
     GateRefusedError,
+    PrefixTruncatedError,
     StaleFenceError,
     StepRefusedError,
     StorageWriteError,
 )
 from loomfast._events import RUNNING
-from loomfast._kernels import State
+from loomfast._kernels import Envelope, State
 from loomfast._runtime.driven import DrivenExecutions
-from loomfast._runtime.execution import DrivenExecution
+from loomfast._runtime.execution import STOP_S, DrivenExecution
 from loomfast._runtime.flows import FlowTable
+from loomfast._runtime.journal import fenced_out
+
+# How many answers are looked at together, in search of one by its id.
+GATES = 32
 
 
 class Answering:
@@ -38,15 +45,69 @@ class Answering:
         payload: Any,
         correlation_key: str | None,
         gate: int | None,
-    ) -> DrivenExecution:
-        """See `WorkflowRuntime.resume`."""
-        return await self._tell(
-            execution_id,
-            lambda state: answers.answer(
-                self._flows.of(state), state, event_type, payload, correlation_key, gate
-            ),
-            lambda: GateRefusedError(execution_id, event_type, "another writer was first"),
+        resume_id: str | None,
+    ) -> DrivenExecution | None:
+        """Return what is driven now; None for a repeat of an answer, if nobody here drives it.
+
+        See `WorkflowRuntime.resume`.
+        """
+
+        def told() -> Coroutine[Any, Any, DrivenExecution]:
+            return self._tell_in_turn(
+                execution_id,
+                lambda state: answers.answer(
+                    self._flows.of(state), state, event_type, payload, correlation_key, gate, resume_id
+                ),
+                lambda: GateRefusedError(execution_id, event_type, "another writer was first"),
+            )
+
+        if resume_id is None:
+            return await self._driven.in_turn(execution_id, told())
+        text_argument("resume_id", resume_id)
+        return await self._driven.in_turn(
+            execution_id, self._once(execution_id, resume_id, event_type, payload, told)
         )
+
+    async def _once(
+        self,
+        execution_id: str,
+        resume_id: str,
+        event_type: str,
+        payload: Any,
+        told: Callable[[], Coroutine[Any, Any, DrivenExecution]],
+    ) -> DrivenExecution | None:
+        """Give an answer unless it is on record already."""
+        if not await self._given(execution_id, resume_id, event_type, payload):
+            try:
+                return await told()
+            except GateRefusedError:
+                # Perhaps its repeat was first, in another process, since the look.
+                if not await self._given(execution_id, resume_id, event_type, payload):
+                    raise
+        return self._driven.live(execution_id)
+
+    async def _given(self, execution_id: str, resume_id: str, event_type: str, payload: Any) -> bool:
+        """Look for an answer by its id, the newest gate first; what is truncated is not found."""
+        gates = (await self._driven.states.load(execution_id)).gates
+        for last in range(len(gates), 0, -GATES):
+            events = await asyncio.gather(
+                *(
+                    self._answer_at(execution_id, gates.get(ordinal).sequence)
+                    for ordinal in range(last - 1, max(last - GATES, 0) - 1, -1)
+                )
+            )
+            for event in events:
+                if event is None:
+                    return False
+                if answers.given(event, resume_id, event_type, payload):
+                    return True
+        return False
+
+    async def _answer_at(self, execution_id: str, sequence: int) -> Envelope | None:
+        try:
+            return (await self._driven.store.primary.read_range(execution_id, sequence, sequence))[0]
+        except PrefixTruncatedError:
+            return None
 
     async def fire(self, execution_id: str) -> DrivenExecution:
         """See `WorkflowRuntime.fire`."""
@@ -86,17 +147,35 @@ class Answering:
     ) -> DrivenExecution:
         live = self._driven.live(execution_id)
         if live is not None:
-            await live.journal.drain()
+            try:
+                await live.journal.drain()
+            except StorageWriteError as error:
+                if not fenced_out(error):
+                    raise
+                await live.unwound(STOP_S)  # it is over: the store says what there is to answer
             live = self._driven.live(execution_id)
         if live is not None:
             live.journal.commit_group(drafted(live.journal.state))
             try:
                 await live.journal.drain()
             except StorageWriteError as error:
-                if isinstance(error.__cause__, ConflictError):
+                if fenced_out(error):
                     raise beaten() from error
                 raise
             return live
+
+        async def fits() -> None:
+            drafted(await self._driven.states.load(execution_id))
+
+        async with self._driven.claimed(execution_id, fits):
+            return await self._tell_parked(execution_id, drafted, beaten)
+
+    async def _tell_parked(
+        self,
+        execution_id: str,
+        drafted: Callable[[State], tuple[Draft, ...]],
+        beaten: Callable[[], ConflictError],
+    ) -> DrivenExecution:
         fence: int | None = None
         while True:
             state = await self._driven.states.load(execution_id)

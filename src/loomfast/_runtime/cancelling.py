@@ -6,21 +6,26 @@ end, and no effect starts behind it.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
-from loomfast._errors import ConflictError, ExecutionEndedError
-from loomfast._events import CANCELLED
+from loomfast._errors import ConflictError, ExecutionEndedError, LeaseLostError, StorageWriteError
+from loomfast._events import CANCELLED, RUNNING
 from loomfast._kernels import State, encode
 from loomfast._runtime.driven import DrivenExecutions
+from loomfast._runtime.execution import DrivenExecution
+from loomfast._runtime.journal import fenced_out
+from loomfast._runtime.recovering import Recovering
 
 
 class Cancelling:
     """Cancels executions."""
 
-    def __init__(self, driven: DrivenExecutions) -> None:
+    def __init__(self, driven: DrivenExecutions, recovering: Recovering) -> None:
         self._driven = driven
+        self._recovering = recovering
 
-    async def cancel(self, execution_id: str, reason: Any) -> State:
+    async def cancel(self, execution_id: str, reason: Any, grace_s: float) -> State:
         """See `WorkflowRuntime.cancel`."""
         body = encode({"reason": reason})
         state: State | None = None
@@ -29,12 +34,28 @@ class Cancelling:
             live.cancel(body)  # at once, before it takes another turn
         else:
             state = await self._driven.in_turn(execution_id, self._in_turn(execution_id, body))
-        if state is None:
-            live = self._driven.live(execution_id)
-            state = await (self._driven.states.load(execution_id) if live is None else live.rest.wait())
+        live = self._driven.live(execution_id)
+        if state is None and live is not None:
+            try:
+                state = await self._unwound(live, grace_s)
+            except (StorageWriteError, LeaseLostError) as error:
+                if not fenced_out(error):
+                    raise
+        if state is None:  # its run is over: what became of it is for the store to say
+            state = await self._driven.in_turn(execution_id, self._parked(execution_id, body))
         if state.status != CANCELLED:
             raise ExecutionEndedError(execution_id, state.status)
         return state
+
+    async def _unwound(self, live: DrivenExecution, grace_s: float) -> State:
+        try:
+            async with asyncio.timeout(grace_s):
+                return await live.rest.wait()
+        except TimeoutError:
+            await self._driven.in_turn(live.journal.execution_id, live.end_cancelled())
+        if live.rest.failure is not None:
+            raise live.rest.failure
+        return await self._driven.states.load(live.journal.execution_id)
 
     async def _in_turn(self, execution_id: str, body: bytes) -> State | None:
         """Return the final state, or None for an execution that is driven here and unwinds now."""
@@ -57,4 +78,6 @@ class Cancelling:
             except ConflictError:
                 continue  # somebody wrote in between: look again
             journal.adopt(envelope)
+            if state.status == RUNNING:  # left behind, and perhaps set aside
+                await self._recovering.forget(execution_id)
             return journal.state

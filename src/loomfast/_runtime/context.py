@@ -37,7 +37,7 @@ from loomfast._runtime.effects import EffectTools, LiveStep, executing, served_f
 from loomfast._runtime.hooks import logger
 from loomfast._runtime.journal import ExecutionJournal, Room
 from loomfast._runtime.recorded import read_recorded
-from loomfast._runtime.signals import AbortSignal, CancelSignal, SuspendSignal
+from loomfast._runtime.signals import AbortSignal, CancelSignal, ReleaseSignal, SuspendSignal
 from loomfast._runtime.threads import LoopCalls
 from loomfast._runtime.ui import SurfacePatches
 
@@ -60,12 +60,14 @@ class WorkflowContext:
         self._task = asyncio.current_task(self._loop)
         self._here: LiveStep | None = None  # the step that runs in the flow's own task
         self._live: dict[asyncio.Task[Any], LiveStep] = {}
-        self._deliberating: set[asyncio.Future[None]] = set()
+        self._deliberating: dict[asyncio.Future[None], asyncio.Task[Any] | None] = {}
+        self._settling = False
         self._calls = LoopCalls()
         self._tools = EffectTools(journal, self._rule, self._calls, deps)
         self._warned: set[str] = set()
         self._parked = False
         self._cancelled = False
+        self._released = False
         self._divergence: DeterminismError | None = None
         self._damage: StoreReadError | None = None
         self._ended = False
@@ -126,7 +128,7 @@ class WorkflowContext:
         try:
             if self._journal.outcomes_pending:
                 await self._journal.outcomes_durable()
-                self._check()
+            self._check_beginning()
             live.begin()
             self._consumed += live.first
             if host is None or host is not self._task:
@@ -136,6 +138,9 @@ class WorkflowContext:
         except asyncio.CancelledError:
             # The flow goes on with a cancellation, and the next run with the step's outcome, if it has one.
             self._rule.ended_unsettled()
+            raise
+        except ReleaseSignal:
+            self._released = True
             raise
         finally:
             if self._here is live:
@@ -209,6 +214,7 @@ class WorkflowContext:
         fault = ev.payload_fault(ev.DECISION_RECORDED, payload)
         if fault is not None:
             raise BadInputError(f"decide({id!r}): {fault[0].removeprefix('payload.')} {fault[1]}")
+        self._check_beginning()
         self._rule.syscall_live()
         payload["choice"] = await self._deliberate(decider, decode(body).get("context"))
         try:
@@ -225,7 +231,7 @@ class WorkflowContext:
 
     async def _deliberate(self, decider: Callable[..., Any], context: Any) -> Any:
         done = asyncio.get_running_loop().create_future()
-        self._deliberating.add(done)
+        self._deliberating[done] = asyncio.current_task()
         self._rule.began()
         outside = executing.set(self._rule)
         try:
@@ -237,7 +243,7 @@ class WorkflowContext:
         finally:
             executing.reset(outside)
             self._rule.ended()
-            self._deliberating.discard(done)
+            del self._deliberating[done]
             done.set_result(None)
 
     def _once(self, id: str, make: Callable[[], Any]) -> Any:
@@ -414,10 +420,19 @@ class WorkflowContext:
         self._check_recording()
         if self._cancelled:
             raise CancelSignal
+        if self._released:
+            raise ReleaseSignal
         if self._parked:
             raise SuspendSignal
         if self._stopped_by is not None:
             raise self._stopped_by
+
+    def _check_beginning(self) -> None:
+        """Raise unless an effect or decider may begin: none does once the runtime closes."""
+        self._check()
+        if self._deps.closing.begun:
+            self._released = True
+            raise ReleaseSignal
 
     def _check_recording(self) -> None:
         """Raise unless this run may still record what it has done."""
@@ -452,6 +467,9 @@ class WorkflowContext:
 
     async def _settle(self) -> None:
         """Wait until every step and decider of this run has ended, and its outcome is recorded."""
+        self._settling = True
+        if self._cancelled:
+            self._cancel_deciders()
         while self._live or self._deliberating:
             await asyncio.wait((*self._live, *self._deliberating))
             await asyncio.sleep(0)  # a decider's own task records its choice in its next turn
@@ -468,6 +486,27 @@ class WorkflowContext:
             self._here.stop(None)
         for task, live in self._live.items():
             live.stop(task)
+        if self._settling:
+            self._cancel_deciders()
+
+    def _cancel_deciders(self) -> None:
+        # Only those that the flow has left behind: its own unwinding has cancelled the others, and whoever
+        # cleans up is cancelled once.
+        for task in self._deliberating.values():
+            if task is not None and task.cancelling() == 0:
+                task.cancel()
+
+    @property
+    def _busy(self) -> bool:
+        """Whether an effect or decider of this run has yet to end."""
+        return bool(self._here or self._live or self._deliberating)
+
+    def _release(self) -> None:
+        """The runtime closes: what runs may finish; what waits to be tried again stops waiting."""
+        if self._here is not None:
+            self._here.release()
+        for live in self._live.values():
+            live.release()
 
     def _close(self) -> None:
         """Stop the steps that still run without recording an outcome for them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from loomfast._runtime.clock import Clock
@@ -14,11 +14,19 @@ from loomfast._runtime.effects import EffectMiddleware
 DeterminismPolicy: TypeAlias = Literal["error", "warn", "ignore"]
 
 
+@dataclass(slots=True)
+class Latch:
+    """Something that begins once, for everybody who looks at it."""
+
+    begun: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class RunDeps:
     """The surroundings of a run.
 
-    `entropy(n)` gives n random bytes; `context` is what a run sees of context variables.
+    `entropy(n)` gives n random bytes; `context` is what a run sees of context variables; `closing` is the one
+    thing here that changes: once it has begun, no effect begins.
     """
 
     clock: Clock
@@ -28,3 +36,4 @@ class RunDeps:
     determinism: DeterminismPolicy
     persists_json: bool
     context: contextvars.Context
+    closing: Latch = field(default_factory=Latch)

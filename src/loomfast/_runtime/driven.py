@@ -12,44 +12,65 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from loomfast._core.definitions import FlowDefinition
-from loomfast._errors import ConflictError, RuntimeClosedError
+from loomfast._errors import ConflictError, LeaseHeldError, LeaseLostError, RuntimeClosedError
 from loomfast._kernels import Envelope, State
 from loomfast._runtime.deps import RunDeps
-from loomfast._runtime.execution import DrivenExecution
+from loomfast._runtime.execution import STOP_S, DrivenExecution
 from loomfast._runtime.hooks import Hooks, call
 from loomfast._runtime.journal import ExecutionJournal, write_error
+from loomfast._runtime.leases import LeasedWrites, LeaseKeeper
 from loomfast._runtime.loading import StateLoader
 from loomfast._runtime.threads import waker
 from loomfast.stores import EventStore
 
 T = TypeVar("T")
 
+# How often, within the time of a lease, whoever waits for it looks whether it has been given back.
+POLLS = 40
+
 
 class DrivenExecutions:
     """What is driven here.
 
-    `executions` by id; `tasks` holds what must not be collected before it is done; `watchers` are those who
-    wait until somebody here drives an execution. `at_rest` is called with the durable state of an execution
-    that has come to rest.
+    `executions` by id; `calls` are the turns that are being taken, held until they are done; `watchers` are
+    those who wait until somebody here drives an execution; `refused` are the journals of executions that
+    nobody drives because the runtime was closed on the way. `at_rest` are called with what has been driven,
+    and its state at rest, None if it could not go on.
     """
 
-    def __init__(self, store: EventStore, deps: RunDeps, hooks: Hooks, *, batch_events: int) -> None:
+    def __init__(
+        self,
+        store: EventStore,
+        deps: RunDeps,
+        hooks: Hooks,
+        *,
+        batch_events: int,
+        leases: LeaseKeeper | None,
+    ) -> None:
         self.store = store
         self.deps = deps
         self.hooks = hooks
         self.states = StateLoader(store.primary)
-        self.closed = False
         self.executions: dict[str, DrivenExecution] = {}
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self.calls: set[asyncio.Task[Any]] = set()
+        self.refused: list[ExecutionJournal] = []
         self.watchers: dict[str, set[asyncio.Future[None]]] = {}
-        self.at_rest: Callable[[State], object] = lambda state: None
+        self.at_rest: tuple[Callable[[DrivenExecution, State | None], object], ...] = ()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._batch_events = batch_events
+        self.leases = leases
+        if leases is not None:
+            leases.lost = self._lost
+
+    @property
+    def closed(self) -> bool:
+        """Whether the runtime has begun to close."""
+        return self.deps.closing.begun
 
     def check_open(self) -> None:
         """Raise `RuntimeClosedError` once the runtime is closed."""
@@ -65,9 +86,10 @@ class DrivenExecutions:
         self, execution_id: str, *, state: State | None = None, fence: int | None = None
     ) -> ExecutionJournal:
         """Make a journal that goes on behind `state`."""
+        held = None if self.leases is None else self.leases.held(execution_id)
         return ExecutionJournal(
             execution_id,
-            self.store,
+            self.store if held is None else LeasedWrites(self.store, held),
             self.deps.clock,
             self.hooks,
             state=state,
@@ -86,6 +108,40 @@ class DrivenExecutions:
             call(self.hooks.on_storage_error, failure)
             raise failure from error
 
+    # --- leases ----------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def claimed(
+        self, execution_id: str, meanwhile: Callable[[], Awaitable[object]] | None = None
+    ) -> AsyncIterator[None]:
+        """Hold the lease of an execution that is not driven here; whoever drives it in here keeps it.
+
+        Only in a turn. While another process holds it, `meanwhile` is called again and again, and raises if
+        there is no use in waiting; without it, or once a lease's time has passed, raises `LeaseHeldError`.
+        """
+        if self.leases is None or self.live(execution_id) is not None:
+            yield
+            return
+        held = await self.leases.take(execution_id)
+        give_up = asyncio.get_running_loop().time() + self.leases.ttl_s
+        while held is None:
+            if meanwhile is None or asyncio.get_running_loop().time() >= give_up:
+                raise LeaseHeldError(execution_id)
+            await meanwhile()
+            await asyncio.sleep(self.leases.ttl_s / POLLS)
+            self.check_open()
+            held = await self.leases.take(execution_id)
+        try:
+            yield
+        finally:
+            if self.live(execution_id) is None:
+                self.leases.give_back(held)
+
+    def _lost(self, execution_id: str) -> None:
+        live = self.live(execution_id)
+        if live is not None:
+            self.keep(live.stop(STOP_S, LeaseLostError(execution_id)))
+
     # --- turns -----------------------------------------------------------------------------------
 
     async def in_turn(self, execution_id: str, work: Coroutine[Any, Any, T]) -> T:
@@ -93,10 +149,14 @@ class DrivenExecutions:
 
         What has been written gets driven, whether or not somebody still waits for the handle.
         """
-        task = asyncio.get_running_loop().create_task(self._in_turn(execution_id, work))
-        self.tasks.add(task)
+        return await asyncio.shield(self.keep(self._in_turn(execution_id, work)))
+
+    def keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Do something to its end, whoever waits for it; closing waits for it too."""
+        task = asyncio.get_running_loop().create_task(work)
+        self.calls.add(task)
         task.add_done_callback(self._finished)
-        return await asyncio.shield(task)
+        return task
 
     async def _in_turn(self, execution_id: str, work: Coroutine[Any, Any, T]) -> T:
         async with self.turn(execution_id):
@@ -107,7 +167,7 @@ class DrivenExecutions:
         return self._turns.setdefault(execution_id, asyncio.Lock())
 
     def _finished(self, task: asyncio.Task[Any]) -> None:
-        self.tasks.discard(task)
+        self.calls.discard(task)
         if not task.cancelled():
             task.exception()  # seen here, in case the caller is gone
 
@@ -118,6 +178,7 @@ class DrivenExecutions:
     ) -> DrivenExecution:
         """Begin to drive an execution. Raises `RuntimeClosedError`."""
         if self.closed:  # the call that leads here began before `close`
+            self.refused.append(journal)
             raise RuntimeClosedError(journal.execution_id)
         live = DrivenExecution(flow, journal, self.deps, self._ended)
         self.executions[journal.execution_id] = live  # which holds its task
@@ -128,11 +189,16 @@ class DrivenExecutions:
         return live
 
     def _ended(self, live: DrivenExecution, state: State | None) -> None:
-        if self.executions.get(live.journal.execution_id) is live:
-            del self.executions[live.journal.execution_id]
+        execution_id = live.journal.execution_id
+        if self.executions.get(execution_id) is live:
+            del self.executions[execution_id]
         if state is not None:
             self.states.keep(state)
-            self.at_rest(state)
+        held = None if self.leases is None else self.leases.held(execution_id)
+        if self.leases is not None and held is not None:
+            self.leases.give_back(held)
+        for hear in self.at_rest:
+            hear(live, state)
 
     @contextlib.contextmanager
     def watching(self, execution_id: str) -> Iterator[asyncio.Future[None]]:

@@ -43,7 +43,7 @@ from loomfast._events import (
 from loomfast._kernels import decode, encode
 from loomfast._runtime.clock import Clock
 from loomfast._runtime.journal import ExecutionJournal, Room
-from loomfast._runtime.signals import RunSignal
+from loomfast._runtime.signals import ReleaseSignal, RunSignal
 from loomfast._runtime.threads import LoopCalls
 
 # The emit rule of the run that is executing an effect or decider in this context, if one is.
@@ -172,6 +172,8 @@ class LiveStep:
         self, tools: EffectTools, step: StepDefinition, key: str, attempt: int, input_digest: str
     ) -> None:
         self.closing = False
+        self._pause: asyncio.Future[None] | None = None
+        self._running: _Attempt | None = None
         self._stopped = False
         self._entered = False
         self._host: asyncio.Task[Any] | None = None
@@ -214,7 +216,7 @@ class LiveStep:
         try:
             while True:
                 tries += 1
-                attempt = _Attempt(self._tools, self._step, self._key, self._attempt)
+                attempt = self._running = _Attempt(self._tools, self._step, self._key, self._attempt)
                 returned = False
                 try:
                     if self._step.at_most_once:
@@ -241,7 +243,7 @@ class LiveStep:
                     self._tools.journal.commit(KIND_NAMES[STEP_COMPLETED], body, self._key)
                     settled = True
                     return decode(body)["output"]
-                await self._tools.deps.clock.sleep(delay_s)
+                await self._rest(delay_s)
                 await attempt.over(OVERLAP_S)
                 self._attempt += 1
                 self._started()
@@ -263,6 +265,35 @@ class LiveStep:
     def _interrupted(self) -> bool:
         """Whether the flow's task, in which this step runs, has been cancelled since."""
         return self._host is not None and self._host.cancelling() > self._host_cancels
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait until it may try again; it may not once the runtime closes."""
+        loop = asyncio.get_running_loop()
+        self._pause = loop.create_future()
+        nap = loop.create_task(_nap(self._tools.deps.clock, seconds))
+        try:
+            if not self._tools.deps.closing.begun:
+                await asyncio.wait((nap, self._pause), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._pause = None
+            nap.cancel()
+        if self._tools.deps.closing.begun:
+            raise ReleaseSignal
+
+    def release(self) -> None:
+        """The runtime closes: what waits until it may try again need not wait any longer."""
+        if self._pause is not None and not self._pause.done():
+            self._pause.set_result(None)
+
+    @property
+    def key(self) -> str:
+        """The step's identity in the run."""
+        return self._key
+
+    @property
+    def executing(self) -> bool:
+        """Whether its latest effect has yet to end, be it in a thread that nobody waits for."""
+        return self._running is not None and self._running.executing
 
     def done(self) -> None:
         """The task is done. One that was cancelled before its first turn never entered `run`."""
@@ -344,6 +375,11 @@ class _Attempt:
             if not effect.done():
                 effect.add_done_callback(_drop)
             del effect
+
+    @property
+    def executing(self) -> bool:
+        """Whether the effect itself, or its thread, has yet to end."""
+        return self._executing > 0
 
     async def over(self, bound_s: float) -> None:
         """Wait until the effect itself has ended, at most `bound_s` seconds."""

@@ -14,7 +14,13 @@ from collections.abc import Callable
 
 from loomfast._core import failures
 from loomfast._core.definitions import FlowDefinition
-from loomfast._errors import DeterminismError, RuntimeClosedError, StorageWriteError, StoreReadError
+from loomfast._errors import (
+    DeterminismError,
+    LoomError,
+    RuntimeClosedError,
+    StorageWriteError,
+    StoreReadError,
+)
 from loomfast._events import RUNNING
 from loomfast._kernels import State, encode
 from loomfast._runtime.context import WorkflowContext
@@ -23,6 +29,11 @@ from loomfast._runtime.hooks import logger
 from loomfast._runtime.journal import ExecutionJournal
 from loomfast._runtime.rest import Rest
 from loomfast._runtime.signals import RunSignal
+
+# How long, in seconds, what is cancelled may take to clean up when an execution is stopped.
+STOP_S = 5.0
+# How long, in seconds, the store may take for what is queued when an execution is stopped.
+DRAIN_S = 30.0
 
 
 class DrivenExecution:
@@ -100,7 +111,7 @@ class DrivenExecution:
             # Without its traceback, which would keep the frames of the flow, and this one, and so itself.
             self._failure = error.with_traceback(None)
         except asyncio.CancelledError:
-            if not self.closing:
+            if not (self.closing or self._deps.closing.begun):
                 raise
         else:
             state = journal.state
@@ -113,6 +124,8 @@ class DrivenExecution:
             raise journal.failure
         if self._cancelled:  # between two runs
             return
+        if self._deps.closing.begun:
+            raise asyncio.CancelledError
         context = self._context = WorkflowContext(journal, self._deps)
         self._in_flow = True
         try:
@@ -126,7 +139,12 @@ class DrivenExecution:
                 raise asyncio.CancelledError from error
             fact, body = "EXECUTION_FAILED", encode({"error": failures.record(error)})
             if not (
-                self._cancelled or context._parked or context._stopped_by or isinstance(error, RunSignal)
+                self._cancelled
+                or context._parked
+                or context._stopped_by
+                or context._released
+                or journal.failure is not None
+                or isinstance(error, RunSignal)
             ):
                 # As text: a record that holds the error would hold the flow's frames, and all their locals.
                 trace = "".join(traceback.format_exception(error))
@@ -137,7 +155,7 @@ class DrivenExecution:
         context._end()
         if journal.failure is not None:
             raise journal.failure
-        if self.closing:
+        if self.closing or (context._released and not self._cancelled):
             raise asyncio.CancelledError
         if context._stopped_by is not None and not self._cancelled:
             raise context._stopped_by
@@ -179,16 +197,72 @@ class DrivenExecution:
         if self._in_flow and self._task is not None:
             self._task.cancel()
 
-    async def close(self) -> None:
-        """Stop driving without recording an outcome: closing a process is not a cancellation.
+    async def end_cancelled(self) -> None:
+        """End an execution that is being cancelled and does not unwind in time, whatever its run still does.
 
-        Drains what is queued.
+        From here on every call of the run raises, and nothing it does is recorded.
+        """
+        if self.rest.done:
+            return
+        if self._context is not None:
+            self._context._end()
+        journal = self.journal
+        try:
+            if journal.failure is None and journal.state.ended is None:
+                journal.commit("EXECUTION_CANCELLED", self._reason)
+            await journal.drain()
+        except StorageWriteError:
+            self._end()
+        else:
+            self._end(journal.state)
+
+    @property
+    def busy(self) -> bool:
+        """Whether an effect or decider has yet to end."""
+        return self._context is not None and self._context._busy
+
+    def release(self) -> None:
+        """The runtime closes: what waits to be tried again stops, without an outcome."""
+        if self._context is not None:
+            self._context._release()
+
+    async def unwound(self, within_s: float) -> None:
+        """Wait until the run is over, at most `within_s` seconds. Raises nothing."""
+        if self._task is not None:
+            await asyncio.wait((self._task,), timeout=within_s)
+
+    async def stop(self, within_s: float, error: LoomError | None = None) -> None:
+        """Stop driving without recording an outcome, and drain what is queued. Raises nothing.
+
+        What runs has `within_s` seconds to end once it is cancelled, the store `DRAIN_S` to take the rest.
+
+        `error` is what keeps the execution from resting, `RuntimeClosedError` unless given. What ignores its
+        cancellation, and the threads of sync steps, are named in a warning and left behind.
         """
         self.closing = True
+        self._failure = self._failure or error
+        steps = {} if self._context is None else dict(self._context._live)
+        here = None if self._context is None else self._context._here
         if self._context is not None:
             self._context._end()
         if self._task is not None:
             self._task.cancel()
-            await asyncio.wait((self._task,))
+            await asyncio.wait((self._task, *steps), timeout=within_s)
+            left = [step.key for task, step in steps.items() if step.executing or not task.done()]
+            if here is not None and here.executing:
+                left.append(here.key)
+            if left or not self._task.done():
+                logger.warning(
+                    "execution %r: %s did not end when it was cancelled and is left behind",
+                    self.journal.execution_id,
+                    f"step {', '.join(map(repr, left))}" if left else "its flow",
+                )
         with contextlib.suppress(StorageWriteError):
-            await self.journal.drain()
+            try:
+                async with asyncio.timeout(DRAIN_S):
+                    await self.journal.drain()
+            except TimeoutError:
+                logger.warning(
+                    "execution %r: the store did not take its last events", self.journal.execution_id
+                )
+        self._end()

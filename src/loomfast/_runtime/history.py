@@ -59,9 +59,11 @@ class History:
             before = await self.snapshot(execution_id) + 1
         return await self._driven.store.truncate_prefix(execution_id, before)
 
-    def rested(self, state: State) -> None:
+    def rested(self, live: DrivenExecution, state: State | None) -> None:
         """Take the snapshot that is due, in the background, of an execution that has come to rest."""
-        if self._snapshot_every is not None and state.ended is None and not self._driven.closed:
+        if state is None or self._snapshot_every is None:
+            return
+        if state.ended is None and not self._driven.closed:
             work = self._snapshot_due(state.execution_id, state.sequence, self._snapshot_every)
             due = asyncio.get_running_loop().create_task(work)
             self.snapshots_due.add(due)
@@ -108,11 +110,18 @@ class History:
     async def _fork(
         self, flow: FlowDefinition, source_id: str, child_id: str, at_sequence: int, branch_name: str | None
     ) -> DrivenExecution | None:
-        try:
-            await self._driven.store.copy_prefix(source_id, child_id, at_sequence, branch_name=branch_name)
-        except DuplicateSequenceError as error:
-            raise ExecutionAlreadyExistsError(child_id) from error
-        state = await self._driven.states.load(child_id)
-        if state.status != RUNNING:
-            return None
-        return self._driven.drive(flow, self._driven.journal(child_id, state=state))
+        store = self._driven.store
+
+        async def refuse_existing() -> None:
+            if await store.read_range(child_id, 0, 0):
+                raise ExecutionAlreadyExistsError(child_id)
+
+        async with self._driven.claimed(child_id, refuse_existing):
+            try:
+                await store.copy_prefix(source_id, child_id, at_sequence, branch_name=branch_name)
+            except DuplicateSequenceError as error:
+                raise ExecutionAlreadyExistsError(child_id) from error
+            state = await self._driven.states.load(child_id)
+            if state.status != RUNNING:
+                return None
+            return self._driven.drive(flow, self._driven.journal(child_id, state=state))

@@ -30,20 +30,32 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from typing import Protocol
 
 from loomfast._core.answers import Draft
-from loomfast._errors import MalformedEventError, RunOverError, StorageWriteError
+from loomfast._errors import (
+    ConflictError,
+    LeaseLostError,
+    MalformedEventError,
+    RunOverError,
+    StorageWriteError,
+)
 from loomfast._events import OUTCOMES, Opaque
 from loomfast._kernels import Envelope, State, fold_events
 from loomfast._runtime.clock import Clock
 from loomfast._runtime.hooks import Hooks, call
 from loomfast._runtime.signals import AbortSignal
-from loomfast.stores import EventStore
 
 # How many events one append takes unless told otherwise (a group that must be whole may be larger), and how
 # many may wait before `room` makes its caller wait too.
 BATCH_EVENTS = 512
 QUEUE_EVENTS = 8_192
+
+
+class Writes(Protocol):
+    """What a journal writes to: an event store, as far as it begins appends."""
+
+    def write(self, envelopes: Sequence[Envelope]) -> asyncio.Future[Exception | None] | None: ...
 
 
 class ExecutionJournal:
@@ -55,7 +67,7 @@ class ExecutionJournal:
     def __init__(
         self,
         execution_id: str,
-        store: EventStore,
+        store: Writes,
         clock: Clock,
         hooks: Hooks,
         *,
@@ -116,7 +128,9 @@ class ExecutionJournal:
 
     def envelopes(self, drafts: Sequence[Draft]) -> tuple[Envelope, ...]:
         """Build the envelopes that would come next, in the order of their drafts."""
-        return tuple(self.envelope(*draft, ahead=place) for place, draft in enumerate(drafts))
+        return tuple(
+            self.envelope(*draft[:4], ahead=place, extra=draft.extra) for place, draft in enumerate(drafts)
+        )
 
     def commit(
         self,
@@ -331,3 +345,10 @@ def write_error(execution_id: str, sequence: int, error: BaseException) -> Stora
     failure = StorageWriteError(execution_id, sequence, f"{type(error).__name__}: {error}")
     failure.__cause__ = error
     return failure
+
+
+def fenced_out(error: BaseException) -> bool:
+    """Whether a run could not go on because somebody else drives, or has ended, its execution."""
+    return isinstance(error, LeaseLostError) or (
+        isinstance(error, StorageWriteError) and isinstance(error.__cause__, ConflictError)
+    )

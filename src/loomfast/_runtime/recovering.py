@@ -1,37 +1,158 @@
-"""Recovering executions whose process died while it ran.
+"""Recovering executions whose process died while it ran: one by hand, or all that were left behind.
 
-What lives here: `Recovering`. What must not: answers; an execution that rests is nobody's to recover.
+What lives here: `Recovering`, and `Recovered`, its report. What must not: when a crash counts
+(`_core/recovery.py`), answers; an execution that rests is nobody's to recover.
+
+In this order: whose lease is it, is it set aside, fence out whoever drove it, look again, count the crash
+durably, drive. Each execution is on its own: what is wrong with one is reported as its outcome.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Literal, NamedTuple
+
+from loomfast._core import recovery
+from loomfast._errors import ExecutionSetAsideError, LeaseHeldError
 from loomfast._events import RUNNING
+from loomfast._kernels import State
 from loomfast._runtime.driven import DrivenExecutions
 from loomfast._runtime.execution import DrivenExecution
 from loomfast._runtime.flows import FlowTable
+from loomfast._runtime.hooks import logger
+
+# How many executions one look at the store lists.
+PAGE = 100
+
+
+class Recovered(NamedTuple):
+    """What became of one execution that was found running.
+
+    `recovered`: it was driven, and rests. `skipped`: it was left as it is, for `reason`. `set-aside`: it has
+    crashed too often, as `reason` says, and is not run any more. `failed`: it could not be recovered, or not
+    go on; `error` is why.
+    """
+
+    execution_id: str
+    outcome: Literal["recovered", "skipped", "set-aside", "failed"]
+    reason: str | None = None
+    error: BaseException | None = None
 
 
 class Recovering:
     """Drives on what was left running."""
 
-    def __init__(self, driven: DrivenExecutions, flows: FlowTable) -> None:
+    def __init__(self, driven: DrivenExecutions, flows: FlowTable, max_crashes: int) -> None:
         self._driven = driven
         self._flows = flows
+        self._max_crashes = max_crashes
+        self._counted: set[str] = set()
 
-    async def recover(self, execution_id: str) -> DrivenExecution | None:
+    async def recover(self, execution_id: str, max_crashes: int | None) -> DrivenExecution | None:
         """Return what is driven now; None for an execution that rests. See `WorkflowRuntime.recover`."""
-        return await self._driven.in_turn(execution_id, self._recover(execution_id))
+        limit = self._max_crashes if max_crashes is None else max_crashes
+        return await self._driven.in_turn(execution_id, self._recover(execution_id, limit))
 
-    async def _recover(self, execution_id: str) -> DrivenExecution | None:
-        live = self._driven.live(execution_id)
+    async def _recover(self, execution_id: str, max_crashes: int) -> DrivenExecution | None:
+        driven, recoveries = self._driven, self._driven.store.recoveries
+        live = driven.live(execution_id)
         if live is not None:
             return live
-        state = await self._driven.states.load(execution_id)
+        state = await driven.states.load(execution_id)
         if state.status != RUNNING:
             return None
         flow = self._flows.of(state)
-        fence = await self._driven.store.acquire_fence(execution_id)
-        state = await self._driven.states.load(execution_id)  # again: what came before the fence counts
-        if state.status != RUNNING:
-            return None
-        return self._driven.drive(flow, self._driven.journal(execution_id, state=state, fence=fence))
+        async with driven.claimed(execution_id):
+            account = await recoveries.get(execution_id)
+            if account is not None and account.set_aside is not None:
+                raise ExecutionSetAsideError(execution_id, account.set_aside)
+            fence = await driven.store.acquire_fence(execution_id)
+            state = await driven.states.load(execution_id)  # again: what came before the fence counts
+            if state.status != RUNNING:
+                return None
+            driven.check_open()
+            found = recovery.found(account, state, max_crashes)
+            if found is not None:
+                await recoveries.put(found)
+                self._counted.add(execution_id)
+                if found.set_aside is not None:
+                    self._counted.discard(execution_id)
+                    raise ExecutionSetAsideError(execution_id, found.set_aside)
+            elif account is not None:
+                await recoveries.delete(execution_id)
+            return driven.drive(flow, driven.journal(execution_id, state=state, fence=fence))
+
+    def rested(self, live: DrivenExecution, state: State | None) -> None:
+        """Forget, in the background, the crashes of an execution that has come to rest."""
+        execution_id = live.journal.execution_id
+        if execution_id not in self._counted:
+            return
+        self._counted.discard(execution_id)
+        if state is not None:
+            self._driven.keep(self.forget(execution_id))
+
+    async def forget(self, execution_id: str) -> None:
+        """Forget the crashes of an execution. Raises nothing: a stale account is outdated by its progress."""
+        try:
+            await self._driven.store.recoveries.delete(execution_id)
+        except Exception:
+            logger.exception("the crashes of execution %r could not be forgotten", execution_id)
+
+    async def release(self, execution_id: str) -> bool:
+        """See `WorkflowRuntime.release`."""
+        return await self._driven.in_turn(execution_id, self._release(execution_id))
+
+    async def _release(self, execution_id: str) -> bool:
+        recoveries = self._driven.store.recoveries
+        account = await recoveries.get(execution_id)
+        if account is None or account.set_aside is None:
+            return False
+        return await recoveries.delete(execution_id)
+
+    # --- all of them -----------------------------------------------------------------------------
+
+    async def recover_abandoned(self, concurrency: int, max_crashes: int | None) -> list[Recovered]:
+        """See `WorkflowRuntime.recover_abandoned`."""
+        free = asyncio.Semaphore(concurrency)
+        found: list[asyncio.Task[Recovered]] = []
+        try:
+            async for execution_id in self._running():
+                await free.acquire()
+                if self._driven.closed:
+                    break
+                task = asyncio.get_running_loop().create_task(self._report(execution_id, max_crashes))
+                task.add_done_callback(lambda _: free.release())
+                found.append(task)
+            return list(await asyncio.gather(*found))
+        except BaseException:
+            for task in found:
+                task.cancel()
+            raise
+
+    async def _running(self) -> AsyncIterator[str]:
+        after = 0
+        while True:
+            page = await self._driven.store.primary.list_executions(status=RUNNING, after=after, limit=PAGE)
+            for summary in page:
+                yield summary.execution_id
+            if len(page) < PAGE:
+                return
+            after = page[-1].position
+
+    async def _report(self, execution_id: str, max_crashes: int | None) -> Recovered:
+        if self._driven.live(execution_id) is not None:
+            return Recovered(execution_id, "skipped", "it is driven here")
+        try:
+            live = await self.recover(execution_id, max_crashes)
+            if live is None:
+                return Recovered(execution_id, "skipped", "it rests by now")
+            if not live.rest.done or live.rest.failure is not None:
+                await live.rest.wait()
+            return Recovered(execution_id, "recovered")
+        except LeaseHeldError as error:
+            return Recovered(execution_id, "skipped", "another process holds its lease", error)
+        except ExecutionSetAsideError as error:
+            return Recovered(execution_id, "set-aside", error.reason, error)
+        except Exception as error:
+            return Recovered(execution_id, "failed", f"{type(error).__name__}: {error}", error)

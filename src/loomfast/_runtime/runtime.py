@@ -7,7 +7,6 @@ their own, around the table of what this process drives (driven).
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +20,7 @@ from loomfast._kernels import Envelope, State
 from loomfast._runtime.answering import Answering
 from loomfast._runtime.cancelling import Cancelling
 from loomfast._runtime.clock import Clock, SystemClock
+from loomfast._runtime.closing import Closing
 from loomfast._runtime.deps import DeterminismPolicy, RunDeps
 from loomfast._runtime.driven import DrivenExecutions
 from loomfast._runtime.effects import EffectMiddleware
@@ -30,10 +30,18 @@ from loomfast._runtime.history import History
 from loomfast._runtime.hooks import Hooks
 from loomfast._runtime.ids import new_ulid
 from loomfast._runtime.journal import BATCH_EVENTS
-from loomfast._runtime.recovering import Recovering
+from loomfast._runtime.leases import LeaseKeeper
+from loomfast._runtime.recovering import Recovered, Recovering
 from loomfast._runtime.starting import Starting
 from loomfast._runtime.waiting import Waiting
-from loomfast.stores import EventStore
+from loomfast.stores import EventStore, Recovery
+from loomfast.stores._spi_leases import check_lease
+
+# How long, in seconds, a cancelled run may take to unwind, and an effect to finish when the runtime closes.
+CANCEL_GRACE_S = 10.0
+CLOSE_GRACE_S = 5.0
+# Three in a row is soon reached by a bystander, which only ran in a process that another execution killed.
+MAX_CRASHES = 5
 
 
 class WorkflowRuntime:
@@ -48,6 +56,12 @@ class WorkflowRuntime:
     what a test of crashes wants. With `snapshot_every`, an execution that rests at a gate and has gained so
     many events since its last snapshot gets a new one, and with `truncate` the events that it covers are
     removed.
+
+    `max_crashes`: how often in a row an execution may crash before it is set aside (`recover_abandoned`).
+    With `lease_ttl_s`, every execution that is driven here holds a lease of `store.leases` for that many
+    seconds, renewed every third of it, so that several processes can share a store: each drives what nobody
+    else does, and takes over what a dead one left. It must be longer than the event loop is ever held up.
+    `close_grace_s` is the grace of `close`.
 
     One runtime belongs to one event loop. Use it as an async context manager, or call `close`.
     """
@@ -70,6 +84,9 @@ class WorkflowRuntime:
         batch_events: int = BATCH_EVENTS,
         snapshot_every: int | None = None,
         truncate: bool = False,
+        max_crashes: int = MAX_CRASHES,
+        lease_ttl_s: float | None = None,
+        close_grace_s: float = CLOSE_GRACE_S,
     ) -> None:
         if not isinstance(store, EventStore):
             raise BadInputError(f"store must be an EventStore, not {type(store).__name__}")
@@ -81,7 +98,10 @@ class WorkflowRuntime:
             raise BadInputError(f"snapshot_every={snapshot_every}: must be 1 or more events")
         if batch_events < 1:
             raise BadInputError(f"batch_events={batch_events}: must be 1 or more")
+        _check_count("max_crashes", max_crashes)
+        _check_seconds("close_grace_s", close_grace_s)
         self.store = store
+        self._close_grace_s = close_grace_s
         self._own_executor: Executor | None = None
         if executor is None:
             executor = ThreadPoolExecutor(step_threads, thread_name_prefix="loomfast-step")
@@ -98,16 +118,22 @@ class WorkflowRuntime:
         hooks = Hooks(on_event, on_commit, on_storage_error)
         id_factory = id_factory or new_ulid
         self._flows = FlowTable(flows)
-        self._driven = driven = DrivenExecutions(store, deps, hooks, batch_events=batch_events)
+        leases = None
+        if lease_ttl_s is not None:
+            owner = entropy(16).hex()
+            check_lease(owner, owner, lease_ttl_s)
+            leases = LeaseKeeper(store.leases, deps.clock, owner, lease_ttl_s)
+        self._driven = driven = DrivenExecutions(store, deps, hooks, batch_events=batch_events, leases=leases)
         self._waiting = Waiting(driven)
         self._starting = Starting(driven, self._flows, id_factory)
         self._answering = Answering(driven, self._flows)
-        self._cancelling = Cancelling(driven)
-        self._recovering = Recovering(driven, self._flows)
+        self._recovering = Recovering(driven, self._flows, max_crashes)
+        self._cancelling = Cancelling(driven, self._recovering)
         self._history = History(
             driven, self._flows, id_factory, snapshot_every=snapshot_every, truncate=truncate
         )
-        driven.at_rest = self._history.rested
+        self._closing = Closing(driven, self._history)
+        driven.at_rest = (self._history.rested, self._recovering.rested)
 
     def register(self, flow: FlowDefinition | FlowFunction) -> FlowDefinition:
         """Make a flow known by its id. Raises `BadInputError` when the id stands for another function."""
@@ -146,18 +172,30 @@ class WorkflowRuntime:
         *,
         correlation_key: str | None = None,
         gate: int | None = None,
+        resume_id: str | None = None,
     ) -> ExecutionHandle:
         """Answer the pending gate of an execution, and drive it on.
 
         The answer is checked against the flow's schema for that gate before anything is written; the gate's
         event and EXECUTION_RESUMED are then one atomic append, and only then does the body run. `gate` is the
-        ordinal the answer is meant for, if the caller knows it. Raises `UnknownExecutionError`,
-        `GateRefusedError` (not waiting, waiting for something else, or somebody else's answer was first),
-        `InputValidationError`, `JsonFormError`, `StorageWriteError`. Cancelled while the store works, the
-        answer is written whole or not at all.
+        ordinal the answer is meant for, if the caller knows it.
+
+        `resume_id` names this answer: a repeat of it returns a handle and writes nothing, in any process and
+        whatever gate is open by then. It is kept as `resumeId` in the metadata of the gate's event, and
+        looked for there, one read for each passed gate; an answer that was truncated is not found, and its
+        repeat is judged as a new one (name the `gate` as well).
+
+        An answer that comes before its gate is open is refused; one that comes while the suspension is on its
+        way to the store waits for it. Raises `UnknownExecutionError`, `GateRefusedError` (not waiting,
+        waiting for something else, or somebody else's answer was first), `ResumeIdReusedError`,
+        `InputValidationError`, `JsonFormError`, `StorageWriteError`; with leases also `LeaseHeldError`, when
+        another process drives the execution for longer than `lease_ttl_s` behind its open gate. Cancelled
+        while the store works, the answer is written whole or not at all.
         """
         self._driven.check_open()
-        live = await self._answering.resume(execution_id, event_type, payload, correlation_key, gate)
+        live = await self._answering.resume(
+            execution_id, event_type, payload, correlation_key, gate, resume_id
+        )
         return self._waiting.handle(execution_id, live)
 
     async def fire(self, execution_id: str) -> ExecutionHandle:
@@ -188,28 +226,74 @@ class WorkflowRuntime:
         live = await self._answering.resolve_in_doubt(execution_id, key, output, error, release)
         return self._waiting.handle(execution_id, live)
 
-    async def cancel(self, execution_id: str, reason: Any = None) -> State:
+    async def cancel(
+        self, execution_id: str, reason: Any = None, *, grace_s: float = CANCEL_GRACE_S
+    ) -> State:
         """Cancel an execution and return its final state. A repeat is a no-op.
 
         One driven here unwinds first: what runs is cancelled, no further effect starts, and `finally` blocks
-        of the flow run, without any call of the context. One that is parked ends at once and is not
-        re-entered: no `finally` block runs. One driven elsewhere is fenced out, and ends at once too.
-        Raises `ExecutionEndedError` for one that has completed or failed, `UnknownExecutionError`,
-        `JsonFormError`, `StorageWriteError`.
+        of the flow run, without any call of the context. If that takes longer than `grace_s` seconds, it ends
+        over the head of its run: every call of the run raises from then on, and nothing it does is recorded.
+        One that is parked ends at once and is not re-entered: no `finally` block runs. One driven elsewhere
+        is fenced out, and ends at once too. Raises `ExecutionEndedError` for one that has completed or
+        failed, `UnknownExecutionError`, `JsonFormError`, `StorageWriteError`. Cancelling the caller takes
+        nothing back, but then the execution waits for its run without a bound.
         """
         self._driven.check_open()
-        return await self._cancelling.cancel(execution_id, reason)
+        _check_seconds("grace_s", grace_s)
+        return await self._cancelling.cancel(execution_id, reason, grace_s)
 
     # --- recovering ------------------------------------------------------------------------------
 
-    async def recover(self, execution_id: str) -> ExecutionHandle:
+    async def recover(self, execution_id: str, *, max_crashes: int | None = None) -> ExecutionHandle:
         """Drive on an execution whose process died while it ran; one that rests is left as it is.
 
         It is fenced first: a process that still drives it, against the caller's belief, is refused at its
-        next write. Raises `UnknownExecutionError`, `UnknownFlowError`.
+        next write. The crash counts, as in `recover_abandoned`: at `max_crashes` (the runtime's unless
+        given) it is set aside instead. Raises `UnknownExecutionError`, `UnknownFlowError`,
+        `ExecutionSetAsideError` (release it first), `LeaseHeldError`, `StorageError`. Cancelling it takes
+        nothing back.
         """
         self._driven.check_open()
-        return self._waiting.handle(execution_id, await self._recovering.recover(execution_id))
+        _check_count("max_crashes", max_crashes)
+        return self._waiting.handle(execution_id, await self._recovering.recover(execution_id, max_crashes))
+
+    async def recover_abandoned(
+        self, *, concurrency: int = 8, max_crashes: int | None = None
+    ) -> list[Recovered]:
+        """Drive on every execution that is running and that nobody drives, and report on each, oldest first.
+
+        At most `concurrency` of them run at a time: each keeps its place until it rests, and the call lasts
+        until all do. New starts and answers are served meanwhile. One that is driven here is skipped; so is
+        one whose lease another process holds. Without leases the store does not show who drives what: call
+        this only where no other process drives executions of this store, or on the word of an operator.
+
+        Each crash is counted durably before the body runs again, and forgotten once the execution rests;
+        progress between two crashes starts the count anew, and a run that was stopped by `close` has not
+        crashed. With `max_crashes` (the runtime's unless given) in a row an execution is set aside: not run,
+        listed by `set_aside`, until it is released or cancelled. Raises only what listing executions raises;
+        what concerns one execution is its outcome. Cancelled, it takes up no more; what it has taken up goes
+        on.
+        """
+        self._driven.check_open()
+        _check_count("concurrency", concurrency)
+        _check_count("max_crashes", max_crashes)
+        return await self._recovering.recover_abandoned(concurrency, max_crashes)
+
+    async def set_aside(self, *, after: str | None = None, limit: int = 100) -> list[Recovery]:
+        """Return at most `limit` executions that have crashed too often, behind the execution `after`.
+
+        They can be read, forked and cancelled as any other. Raises as `store.recoveries.list`.
+        """
+        return await self.store.recoveries.list(after=after, limit=limit)
+
+    async def release(self, execution_id: str) -> bool:
+        """Put an execution back that was set aside, with no crash on its account; tell whether it was.
+
+        The next `recover` or `recover_abandoned` runs it. Raises `StorageError`.
+        """
+        self._driven.check_open()
+        return await self._recovering.release(execution_id)
 
     # --- history ---------------------------------------------------------------------------------
 
@@ -264,16 +348,23 @@ class WorkflowRuntime:
 
     # --- closing ---------------------------------------------------------------------------------
 
-    async def close(self) -> None:
-        """Stop driving, without recording an outcome for anything, and drain what is queued. Idempotent.
+    async def close(self, *, grace_s: float | None = None) -> None:
+        """Stop driving. Closing a process is not a cancellation: nothing is recorded as an outcome for it.
 
-        Every execution stays as the log has it and can be recovered. The store stays open: it is the
-        caller's.
+        From now on every call but `handle`, `load_state` and `close` raises `RuntimeClosedError`, and no
+        effect begins. Effects that run may finish within `grace_s` seconds (the runtime's unless given), and
+        how they ended, a failure included, is recorded; a flow that then comes to its next effect stops
+        there. What still runs is cancelled, has 5 s to clean up, and leaves no outcome; what ignores that,
+        and the threads of sync steps, are named in a warning and left behind. What is queued is written
+        (30 s at most), what was running is marked as stopped in order, so that it counts as no crash when it
+        is recovered, and leases are given back.
+
+        A repeat waits for the first call, whose grace counts. Cancelling the caller does not stop it. The
+        store stays open: it is the caller's.
         """
-        self._driven.closed = True
-        await asyncio.gather(*(live.close() for live in tuple(self._driven.executions.values())))
-        if self._history.snapshots_due:
-            await asyncio.wait(tuple(self._history.snapshots_due))
+        if grace_s is not None:
+            _check_seconds("grace_s", grace_s)
+        await self._closing.close(self._close_grace_s if grace_s is None else grace_s)
         if self._own_executor is not None:
             self._own_executor.shutdown(wait=False, cancel_futures=True)
 
@@ -287,3 +378,13 @@ class WorkflowRuntime:
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+def _check_seconds(name: str, seconds: float) -> None:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+        raise BadInputError(f"{name}={seconds!r}: must be a number of seconds, 0 or more")
+
+
+def _check_count(name: str, count: int | None) -> None:
+    if count is not None and (type(count) is not int or count < 1):
+        raise BadInputError(f"{name}={count!r}: must be a whole number, 1 or more")

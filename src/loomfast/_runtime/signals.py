@@ -22,3 +22,7 @@ class AbortSignal(RunSignal):
 
 class CancelSignal(RunSignal):
     """The execution is being cancelled: no further effect starts."""
+
+
+class ReleaseSignal(RunSignal):
+    """The runtime closes: the run stops before its next effect, and another one goes on from the log."""

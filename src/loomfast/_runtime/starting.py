@@ -9,16 +9,16 @@ from collections.abc import Callable
 from typing import Any
 
 from loomfast._core import schema
+from loomfast._core.answers import Draft
 from loomfast._core.arguments import text_argument
 from loomfast._core.definitions import FlowDefinition, FlowFunction
 from loomfast._errors import BadInputError, ExecutionAlreadyExistsError, StorageWriteError
-from loomfast._kernels import Envelope, decode, encode
+from loomfast._kernels import decode, encode
 from loomfast._runtime.bootstrap import append_bootstrap
 from loomfast._runtime.driven import DrivenExecutions
 from loomfast._runtime.execution import DrivenExecution
 from loomfast._runtime.flows import FlowTable
 from loomfast._runtime.hooks import call
-from loomfast._runtime.journal import ExecutionJournal
 
 
 class Starting:
@@ -50,26 +50,49 @@ class Starting:
             if execution_id is not None and await self._driven.store.read_range(execution_id, 0, 0):
                 raise ExecutionAlreadyExistsError(execution_id) from error
             raise
-        if execution_id is None:
-            journal = self._driven.journal(self._id_factory(), fence=fence)
-            # The run has its first turn before the queue has: what it appends then goes out with its start.
-            live = self._driven.drive(definition, journal, inherit=True)
-            journal.commit("EXECUTION_STARTED", body, extra=extra)
-            return live
+        bootstrap = Draft("EXECUTION_STARTED", body, extra=extra)
+        if execution_id is not None:
+            return await self._driven.in_turn(
+                execution_id, self._once(definition, execution_id, bootstrap, fence)
+            )
+        minted = self._id_factory()
+        if self._driven.leases is None:
+            return self._at_once(definition, minted, bootstrap, fence)
+        return await self._driven.in_turn(minted, self._leased(definition, minted, bootstrap, fence))
+
+    def _at_once(
+        self, flow: FlowDefinition, execution_id: str, bootstrap: Draft, fence: int | None
+    ) -> DrivenExecution:
         journal = self._driven.journal(execution_id, fence=fence)
-        envelope = journal.envelope("EXECUTION_STARTED", body, extra=extra)
-        return await self._driven.in_turn(execution_id, self._once(definition, journal, envelope))
+        # The run has its first turn before the queue has: what it appends then goes out with its start.
+        live = self._driven.drive(flow, journal, inherit=True)
+        journal.commit(bootstrap.event_type, bootstrap.body, extra=bootstrap.extra)
+        return live
+
+    async def _leased(
+        self, flow: FlowDefinition, execution_id: str, bootstrap: Draft, fence: int | None
+    ) -> DrivenExecution:
+        async with self._driven.claimed(execution_id):
+            self._driven.check_open()
+            return self._at_once(flow, execution_id, bootstrap, fence)
 
     async def _once(
-        self, flow: FlowDefinition, journal: ExecutionJournal, envelope: Envelope
+        self, flow: FlowDefinition, execution_id: str, bootstrap: Draft, fence: int | None
     ) -> DrivenExecution:
-        try:
-            await append_bootstrap(self._driven.store, envelope)
-        except StorageWriteError as error:
-            call(self._driven.hooks.on_storage_error, error)
-            raise
-        journal.adopt(envelope)
-        return self._driven.drive(flow, journal, inherit=True)
+        async with self._driven.claimed(execution_id, lambda: self._refuse_existing(execution_id)):
+            journal = self._driven.journal(execution_id, fence=fence)
+            envelope = journal.envelope(bootstrap.event_type, bootstrap.body, extra=bootstrap.extra)
+            try:
+                await append_bootstrap(self._driven.store, envelope)
+            except StorageWriteError as error:
+                call(self._driven.hooks.on_storage_error, error)
+                raise
+            journal.adopt(envelope)
+            return self._driven.drive(flow, journal, inherit=True)
+
+    async def _refuse_existing(self, execution_id: str) -> None:
+        if await self._driven.store.read_range(execution_id, 0, 0):
+            raise ExecutionAlreadyExistsError(execution_id)
 
 
 def _started(flow: FlowDefinition, input: Any) -> bytes:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 
-from loomfast._errors import ConflictError, StorageWriteError, UnknownExecutionError
+from loomfast._errors import LeaseLostError, StorageWriteError, UnknownExecutionError
 from loomfast._kernels import State
 from loomfast._runtime.driven import DrivenExecutions
 from loomfast._runtime.execution import DrivenExecution
 from loomfast._runtime.handle import ExecutionHandle
+from loomfast._runtime.journal import fenced_out
 from loomfast._runtime.rest import Rest
 
 # How often a waiter looks for what another process has written.
@@ -64,10 +65,10 @@ class Waiting:
     async def _rest_of(self, live: DrivenExecution) -> State | None:
         try:
             return await live.rest.wait()
-        except StorageWriteError as error:
-            if not isinstance(error.__cause__, ConflictError):
+        except (StorageWriteError, LeaseLostError) as error:
+            if not fenced_out(error):
                 raise
-            # Fenced out: what became of the execution is for the store to say.
+            # What became of the execution is for the store to say.
             state = await self._driven.states.find(live.journal.execution_id)
             if state is None or state.ended is None:
                 raise

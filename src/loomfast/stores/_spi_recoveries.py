@@ -1,7 +1,7 @@
 """The contract of the account that every event store keeps of executions that crashed.
 
-What lives here: `RecoveryStore` and `Recovery`. What must not: when a crash counts and how many are too many
-(`_core/recovery.py`).
+What lives here: `RecoveryStore`. What must not: the account itself, when a crash counts and how many are too
+many (`_core/recovery.py`).
 
 The guarantees go on from those of `_spi_leases.py`:
 
@@ -11,23 +11,9 @@ The guarantees go on from those of `_spi_leases.py`:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
-
-class Recovery(NamedTuple):
-    """The account of one execution.
-
-    `crashes`: runs, since its last progress, that ended without an outcome. `progress`: how many outcomes its
-    log had when the last one was counted. `orderly`: its last run was stopped in order, so that the next
-    recovery counts no crash. `set_aside`: why it is not recovered any more, None while it is.
-    """
-
-    execution_id: str
-    crashes: int
-    progress: int
-    orderly: bool
-    set_aside: str | None
-
+from loomfast._core.recovery import Recovery as Recovery
 
 Accounts: TypeAlias = list[Recovery]
 

@@ -1,0 +1,314 @@
+"""Leases of running executions: who may drive, and what becomes of whoever may no longer (F18)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+import loomfast as lf
+from loomfast.testing import VirtualClock, run_virtual, seeded_entropy
+from tests.conftest import OpenStore
+from tests.runtime.harness import kinds, of, runtime, steps_of
+
+TTL_S = 1.0
+
+
+class Store(lf.MemoryEventStore):
+    """A store on virtual time whose renewals can be made to fail, and are counted."""
+
+    def __init__(self) -> None:
+        super().__init__(now_ms=lambda: VirtualClock().now_ms())
+        self.failing: Callable[[], bool] = lambda: False
+        self.renewals: list[int] = []
+        renew = self.leases.renew
+
+        async def observed(leases: Sequence[lf.Lease], ttl_s: float) -> list[lf.Lease]:
+            self.renewals.append(len(leases))
+            if self.failing():
+                raise OSError("line cut")
+            return await renew(leases, ttl_s)
+
+        self.leases.renew = observed  # type: ignore[method-assign]
+
+
+def node(store: lf.EventStore, seed: int, *flows: Any, **deps: Any) -> lf.WorkflowRuntime:
+    deps = {"clock": VirtualClock(), "entropy": seeded_entropy(seed), "lease_ttl_s": TTL_S} | deps
+    return runtime(store, *flows, **deps)
+
+
+effects: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def no_effects() -> None:
+    effects.clear()
+
+
+@lf.step
+async def works(seconds: float) -> str:
+    effects.append("began")
+    await asyncio.sleep(seconds)
+    effects.append("ended")
+    return "worked"
+
+
+@lf.flow
+async def working(ctx: lf.WorkflowContext, seconds: float) -> str:
+    return await ctx.run(works, seconds)
+
+
+@lf.flow
+async def gated(ctx: lf.WorkflowContext, input: Any) -> Any:
+    answer = await ctx.suspend("go")
+    await ctx.run(works, input)
+    return answer
+
+
+def virtually(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    run_virtual(main())
+
+
+def test_a_long_step_keeps_its_lease_however_old_it_is_and_is_never_taken_over() -> None:
+    """F18: a lease of 1 s, a step of 10 s, another node that sweeps every 0.2 s."""
+
+    @virtually
+    async def main() -> None:
+        store = Store()
+        async with node(store, 1) as one, node(store, 2, working) as two:
+            handle = await one.start(working, 10, execution_id="x")
+            others = [await one.start(working, 10) for _ in range(20)]
+            outcomes = set()
+            for _ in range(49):
+                outcomes |= {(r.outcome, r.reason) for r in await two.recover_abandoned()}
+                await asyncio.sleep(0.2)
+            assert outcomes == {("skipped", "another process holds its lease")}
+            assert [await h.result() for h in (handle, *others)] == ["worked"] * 21
+            assert effects.count("began") == 21
+            # One call for all of them, every third of a lease.
+            assert set(store.renewals) == {21}
+            assert 28 <= len(store.renewals) <= 31
+            await asyncio.sleep(0.01)
+            assert await store.leases.get("x") is None
+
+
+async def test_a_step_in_a_thread_keeps_its_lease(open_store: OpenStore) -> None:
+    release = threading.Event()
+
+    @lf.flow
+    async def flow(ctx: lf.WorkflowContext, input: Any) -> str:
+        return await ctx.run(lambda: release.wait(20) and "worked", key="s")
+
+    async with (
+        open_store() as store,
+        runtime(store, clock=lf.SystemClock(), lease_ttl_s=1.0) as one,
+        runtime(store, flow, lease_ttl_s=1.0) as two,
+    ):
+        handle = await one.start(flow, execution_id="x")
+        until = time.monotonic() + 1.6
+        while time.monotonic() < until:
+            assert [r.outcome for r in await two.recover_abandoned()] == ["skipped"]
+            await asyncio.sleep(0.05)
+        release.set()
+        assert await handle.result() == "worked"
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_a_lease_is_held_before_the_first_event_and_given_back_at_rest(chosen: bool) -> None:
+    @virtually
+    async def main() -> None:
+        holders: list[tuple[str, bool]] = []
+
+        class Watching(Store):
+            async def append_batch(self, envelopes: Sequence[lf.Envelope]) -> None:
+                lease = await self.leases.get(envelopes[0].execution_id)
+                holders.append((envelopes[0].event_type, lease is not None))
+                await super().append_batch(envelopes)
+
+        store = Watching()
+        async with node(store, 1) as rt:
+            handle = await rt.start(gated, 0, execution_id="x" if chosen else None)
+            await handle.rest()
+            await asyncio.sleep(0.01)
+            assert await store.leases.get(handle.execution_id) is None
+            handle = await rt.resume(handle.execution_id, "go", 1)
+            assert await handle.result() == 1
+        assert {event_type for event_type, _ in holders} >= {"EXECUTION_STARTED", "go"}
+        assert all(held for _, held in holders)
+
+
+def test_a_closing_node_gives_its_leases_back_so_that_another_takes_over_at_once() -> None:
+    """F19."""
+
+    @virtually
+    async def main() -> None:
+        store = Store()
+        async with node(store, 2, working) as two:
+            async with node(store, 1) as one:
+                await one.start(working, 30, execution_id="x")
+                await asyncio.sleep(0.1)
+            assert [(r.execution_id, r.outcome) for r in await two.recover_abandoned()] == [
+                ("x", "recovered")
+            ]
+            assert effects == ["began", "began", "ended"]
+
+
+def test_what_a_dead_node_held_is_taken_over_once_its_lease_has_run_out_and_fenced() -> None:
+    @virtually
+    async def main() -> None:
+        store = Store()
+        one = node(store, 1)
+        await one.start(working, 30, execution_id="x")
+        await asyncio.sleep(0.1)
+        one._driven.leases.give_back = lambda held: None  # type: ignore[method-assign,union-attr]  # it dies
+        for task in (one._driven.executions["x"]._task, one._driven.leases._renewing):  # type: ignore[union-attr]
+            task.cancel()  # type: ignore[union-attr]
+        async with node(store, 2, working) as two:
+            assert [r.outcome for r in await two.recover_abandoned()] in (["skipped"], ["recovered"])
+            await asyncio.sleep(TTL_S)
+            await two.recover_abandoned()
+            assert await two.handle("x").result() == "worked"
+            assert (await store.read("x"))[-1].fence is not None
+
+
+def test_a_node_that_cannot_renew_stops_its_runs_and_nothing_of_them_is_recorded() -> None:
+    @virtually
+    async def main() -> None:
+        store = Store()
+        async with node(store, 1) as one, node(store, 2, working) as two:
+            handle = await one.start(working, 5, execution_id="x")
+            await asyncio.sleep(0.5)
+            store.failing = lambda: True
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(lf.LeaseLostError):
+                await handle.rest()
+            assert asyncio.get_running_loop().time() - began < TTL_S
+            store.failing = lambda: False
+            assert [r.outcome for r in await two.recover_abandoned()] == ["recovered"]
+            assert effects == ["began", "began", "ended"]
+            assert steps_of(await store.read("x")) == ["STARTED", "STARTED", "COMPLETED"]
+            with pytest.raises(lf.GateRefusedError):  # the old node still serves calls
+                await one.resume("x", "go")
+
+
+def test_a_renewal_that_fails_once_is_tried_again_and_nobody_notices() -> None:
+    @virtually
+    async def main() -> None:
+        store = Store()
+        failures = iter([True, False] * 20)
+        store.failing = lambda: next(failures)
+        async with node(store, 1) as one:
+            handle = await one.start(working, 5)
+            assert await handle.result() == "worked"
+
+
+def test_a_loop_that_was_blocked_past_the_expiry_refuses_its_own_writes() -> None:
+    """F18: judged here, before the store is asked; nobody else needs to have taken over."""
+
+    @virtually
+    async def main() -> None:
+        store, appended = Store(), list[str]()
+
+        @lf.flow
+        async def flow(ctx: lf.WorkflowContext, input: Any) -> None:
+            async def blocks() -> str:
+                loop = asyncio.get_running_loop()
+                loop._virtual_s += 2 * TTL_S  # type: ignore[attr-defined]  # as if it had been stopped
+                return "too late"
+
+            await ctx.run(blocks, key="s")
+
+        async with node(store, 1, on_storage_error=lambda error: appended.append(str(error))) as one:
+            handle = await one.start(flow, execution_id="x")
+            with pytest.raises(lf.StorageWriteError) as caught:
+                await handle.rest()
+            assert isinstance(caught.value.__cause__, lf.LeaseLostError)
+            assert kinds(await store.read("x"))[:1] == ["EXECUTION_STARTED"]
+            assert of(await store.read("x"), "STEP_COMPLETED", "EXECUTION_COMPLETED") == []
+        assert len(appended) == 1
+
+
+def test_an_answer_waits_for_the_node_whose_run_still_unwinds_behind_the_open_gate() -> None:
+    """F10 (c), across nodes."""
+
+    @virtually
+    async def main() -> None:
+        @lf.flow
+        async def flow(ctx: lf.WorkflowContext, input: Any) -> Any:
+            beside = asyncio.create_task(ctx.run(works, 0.5))
+            await asyncio.sleep(0.1)
+            answer = await ctx.suspend("go")
+            await beside
+            return answer
+
+        store = Store()
+        async with node(store, 1, flow) as one, node(store, 2, flow) as two:
+            await one.start(flow, execution_id="x")
+            with pytest.raises(lf.GateRefusedError, match="no gate is open"):
+                await two.resume("x", "go", 0)
+            await asyncio.sleep(0.2)
+            handle = await two.resume("x", "go", 7)
+            assert asyncio.get_running_loop().time() == pytest.approx(0.5, abs=0.05)
+            assert await handle.result() == 7
+        assert effects == ["began", "ended"]  # its outcome was recorded before the answer
+
+
+def test_an_answer_to_what_another_node_drives_on_and_on_is_refused_after_the_time_of_a_lease() -> None:
+    @virtually
+    async def main() -> None:
+        @lf.flow
+        async def flow(ctx: lf.WorkflowContext, input: Any) -> Any:
+            beside = asyncio.create_task(ctx.run(works, 50))
+            await asyncio.sleep(0.1)
+            await ctx.suspend("go")
+            await beside
+
+        store = Store()
+        async with node(store, 1, flow) as one, node(store, 2, flow) as two:
+            await one.start(flow, execution_id="x")
+            await asyncio.sleep(0.2)
+            before = await store.read("x")
+            with pytest.raises(lf.LeaseHeldError):
+                await two.resume("x", "go", 7)
+            assert await store.read("x") == before
+            assert (await two.cancel("x")).status == "cancelled"
+
+
+def test_of_two_nodes_that_start_one_id_at_once_one_drives_and_the_other_is_told() -> None:
+    @virtually
+    async def main() -> None:
+        store = Store()
+        async with node(store, 1) as one, node(store, 2) as two:
+            for n in range(20):
+                outcomes = await asyncio.gather(
+                    *(rt.start(working, 0, execution_id=f"x{n}") for rt in (one, two, one, two)),
+                    return_exceptions=True,
+                )
+                names = sorted(type(outcome).__name__ for outcome in outcomes)
+                assert names == ["ExecutionAlreadyExistsError"] * 3 + ["ExecutionHandle"]
+                assert await one.handle(f"x{n}").result() == "worked"
+        assert effects.count("began") == 20
+
+
+def test_of_two_nodes_that_fork_to_one_id_at_once_one_drives_and_the_other_is_told() -> None:
+    @virtually
+    async def main() -> None:
+        store = Store()
+        async with node(store, 1, working) as one, node(store, 2, working) as two:
+            await (await one.start(working, 0.1, execution_id="x")).result()
+            forks = (rt.fork("x", 0, fork_id="y") for rt in (one, two))
+            outcomes = await asyncio.gather(*forks, return_exceptions=True)
+            names = sorted(type(outcome).__name__ for outcome in outcomes)
+            assert names == ["ExecutionAlreadyExistsError", "ExecutionHandle"]
+            assert await two.handle("y").result() == "worked"
+        assert effects.count("began") == 2
+
+
+def test_a_time_that_is_no_lease_is_refused() -> None:
+    for bad in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(lf.BadInputError):
+            lf.WorkflowRuntime(lf.MemoryEventStore(), lease_ttl_s=bad)
