@@ -66,16 +66,13 @@ class DrivenExecution:
         self._task: asyncio.Task[None] | None = None
         journal.on_failure = self._abort
 
-    def begin(self, *, inherit: bool) -> asyncio.Task[None]:
+    def begin(self, *, inherit: bool) -> None:
         """Start driving; the task ends when the execution rests or the runtime closes.
 
         With `inherit` the first run sees the caller's context variables; any other sees the runtime's.
         """
         context = None if inherit else self._deps.context.copy()
         self._task = asyncio.get_running_loop().create_task(self._drive(), context=context)
-        # A task that is cancelled before its first step never enters `_drive`.
-        self._task.add_done_callback(lambda _: self._end())
-        return self._task
 
     def _end(self, state: State | None = None) -> None:
         if self.rest.done:

@@ -39,7 +39,7 @@ class ExecutionHandle:
         because its log is damaged, `UnknownExecutionError` when there is
         no such execution. Cancelling the wait does not touch the execution.
         """
-        return await self._reach(RESTING)
+        return await self._waiting.reach(self.execution_id, RESTING, self._rest)
 
     async def result(self) -> Any:
         """Wait until the execution has ended and return its output.
@@ -47,7 +47,7 @@ class ExecutionHandle:
         Raises `ExecutionFailedError` or `ExecutionCancelledError` when it ended so, `StoreReadError` when
         what it ended with is damaged; otherwise as `rest`.
         """
-        state = await self._reach(ENDED)
+        state = await self._waiting.reach(self.execution_id, ENDED, self._rest)
         if state.status == FAILED:
             raise ExecutionFailedError(self.execution_id, self._recorded(state, lambda: state.error))
         if state.status == CANCELLED:
@@ -56,9 +56,6 @@ class ExecutionHandle:
 
     def _recorded(self, state: State, read: Callable[[], Any]) -> Any:
         return read_recorded(self.execution_id, state.sequence, read)
-
-    async def _reach(self, statuses: frozenset[str]) -> State:
-        return await self._waiting.reach(self.execution_id, statuses, self._rest)
 
     def __repr__(self) -> str:
         return f"<ExecutionHandle {self.execution_id}>"

@@ -24,14 +24,12 @@ class Rest:
         self.failure: BaseException | None = None
         self._waiters: list[asyncio.Future[State]] = []
 
-    async def wait(self) -> State:
-        """Wait for the state at rest, or raise the failure. Not for one that is done without a failure."""
-        if self.failure is not None:
-            raise self.failure
+    def wait(self) -> asyncio.Future[State]:
+        """Return a future of the state at rest, or of the failure. Only while it is not done."""
         assert not self.done  # its state is for the store to say
         waiter: asyncio.Future[State] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
-        return await waiter
+        return waiter
 
     def settle(self, state: State | None, failure: BaseException | None) -> None:
         """Tell the waiters the state at rest, or raise the failure to them."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 
-from loomfast._errors import LeaseLostError, StorageWriteError, UnknownExecutionError
+from loomfast._errors import LeaseLostError, LoomError, StorageWriteError, UnknownExecutionError
 from loomfast._kernels import State
 from loomfast._runtime.driven import DrivenExecutions
 from loomfast._runtime.execution import DrivenExecution
@@ -47,7 +47,10 @@ class Waiting:
         while True:
             live = self._driven.live(execution_id)
             if live is not None:
-                state = await self._rest_of(live)
+                try:
+                    state = await live.rest.wait()
+                except (StorageWriteError, LeaseLostError) as error:
+                    state = await self._after(live, error)
                 if state is not None and state.status in statuses:
                     return state
             with self._driven.watching(execution_id) as watcher:
@@ -62,17 +65,15 @@ class Waiting:
                     raise UnknownExecutionError(execution_id)
                 await self._until(watcher, POLL_S)
 
-    async def _rest_of(self, live: DrivenExecution) -> State | None:
-        try:
-            return await live.rest.wait()
-        except (StorageWriteError, LeaseLostError) as error:
-            if not fenced_out(error):
-                raise
-            # What became of the execution is for the store to say.
-            state = await self._driven.states.find(live.journal.execution_id)
-            if state is None or state.ended is None:
-                raise
-            return state
+    async def _after(self, live: DrivenExecution, error: LoomError) -> State | None:
+        """What became of an execution that could not go on here, or `error` again."""
+        if not fenced_out(error):
+            raise error
+        # It is for the store to say.
+        state = await self._driven.states.find(live.journal.execution_id)
+        if state is None or state.ended is None:
+            raise error
+        return state
 
     async def _until(self, watcher: asyncio.Future[None], seconds: float) -> None:
         pause = asyncio.get_running_loop().create_task(self._pause(seconds))

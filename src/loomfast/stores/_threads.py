@@ -21,9 +21,12 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from queue import Empty, SimpleQueue
 from typing import Any, Final
+
+# How many callers are answered before the event loop gets its turn.
+ANSWERS_A_TURN: Final = 16
 
 
 class Call:
@@ -54,16 +57,19 @@ def deliver(outcomes: Iterable[tuple[Call, Any]]) -> None:
         by_loop[call._loop].append((call, outcome))
     for loop, answered in by_loop.items():
         try:
-            loop.call_soon_threadsafe(_settle, answered)
+            loop.call_soon_threadsafe(_settle, loop, iter(answered))
         except RuntimeError:
             if not loop.is_closed():
                 raise
 
 
-def _settle(answered: list[tuple[Call, Any]]) -> None:
-    for call, outcome in answered:
+def _settle(loop: asyncio.AbstractEventLoop, answered: Iterator[tuple[Call, Any]]) -> None:
+    """Answer some, and the others in the loop's next turn: each has work to do, and more waits beside it."""
+    for left, (call, outcome) in zip(reversed(range(ANSWERS_A_TURN)), answered, strict=False):
         if not call.future.done():  # done already: its caller was cancelled
             call.future.set_result(outcome)
+        if not left:
+            loop.call_soon(_settle, loop, answered)
 
 
 class Worker(ABC):
