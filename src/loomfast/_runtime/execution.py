@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import traceback
 from collections.abc import Callable
 
@@ -66,13 +67,13 @@ class DrivenExecution:
         self._task: asyncio.Task[None] | None = None
         journal.on_failure = self._abort
 
-    def begin(self, *, inherit: bool) -> None:
-        """Start driving; the task ends when the execution rests or the runtime closes.
+    def begin(self, context: contextvars.Context) -> None:
+        """Start driving; the first run sees these context variables, any other sees the runtime's.
 
-        With `inherit` the first run sees the caller's context variables; any other sees the runtime's.
+        The task ends when the execution rests or the runtime closes. Not if that has happened already.
         """
-        context = None if inherit else self._deps.context.copy()
-        self._task = asyncio.get_running_loop().create_task(self._drive(), context=context)
+        if not self.rest.done:
+            self._task = asyncio.get_running_loop().create_task(self._drive(), context=context)
 
     def _end(self, state: State | None = None) -> None:
         if self.rest.done:
@@ -87,6 +88,7 @@ class DrivenExecution:
 
     async def _drive(self) -> None:
         journal = self.journal
+        journal.go()
         state: State | None = None
         try:
             if not self._cancelled:

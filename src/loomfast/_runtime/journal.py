@@ -90,7 +90,8 @@ class ExecutionJournal:
         self._batch_events = batch_events
         self._queue: list[Envelope] = []  # what no append has taken yet
         self._groups: deque[tuple[int, int]] = deque()  # first and last sequence of what must not be parted
-        self._due = False  # the loop will call `_flush`
+        self._held = False
+        self._due = False  # the loop will call `_flush`, or `go` will make it
         self._writing: asyncio.Future[Exception | None] | None = None
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []  # for a sequence to be durable
 
@@ -165,6 +166,20 @@ class ExecutionJournal:
             self._soon()
         for envelope in group:
             call(self._hooks.on_event, envelope)
+
+    def hold(self) -> None:
+        """Keep what is committed from now on in the queue until `go`, so that it goes out with what follows it.
+
+        Whoever waits for an event has it written all the same.
+        """
+        self._due = self._held = True
+
+    def go(self) -> None:
+        """End a `hold`."""
+        if self._held:
+            self._due = self._held = False
+            if self._queue and self._writing is None:
+                self._soon()
 
     def adopt(self, envelope: Envelope) -> None:
         """Take in an event that is durable already. Refuses any sequence but the next one."""

@@ -64,10 +64,9 @@ class Starting:
         self, flow: FlowDefinition, execution_id: str, bootstrap: Draft, fence: int | None
     ) -> DrivenExecution:
         journal = self._driven.journal(execution_id, fence=fence)
-        # The run has its first turn before the queue has: what it appends then goes out with its start.
-        live = self._driven.drive(flow, journal, inherit=True)
+        journal.hold()  # until the run has had its first turn
         journal.commit(bootstrap.event_type, bootstrap.body, extra=bootstrap.extra)
-        return live
+        return self._driven.drive(flow, journal, inherit=True)
 
     async def _leased(
         self, flow: FlowDefinition, execution_id: str, bootstrap: Draft, fence: int | None
