@@ -87,7 +87,11 @@ async def test_an_unknown_flow_or_a_bad_snapshot_concerns_that_execution_only(op
             await rt.truncate_prefix("c")
         snapshot = await store.snapshots.latest("c")
         assert snapshot is not None
-        damage_kept(store, dataclasses.replace(snapshot, body=snapshot.body[:-1] + b" "))
+        damaged = dataclasses.replace(snapshot, body=snapshot.body[:-1] + b" ")
+        if isinstance(store, lf.MemoryEventStore):
+            store._snapshots._kept["c"][snapshot.sequence] = damaged
+        else:
+            damage_kept(store._path, damaged)  # type: ignore[attr-defined]
         async with runtime(store, works) as rt:
             reports = {report.execution_id: report for report in await rt.recover_abandoned()}
         assert [(name, reports[name].outcome) for name in "abc"] == [
@@ -240,7 +244,7 @@ async def test_a_count_that_cannot_be_kept_lets_no_body_run() -> None:
         (report,) = await rt.recover_abandoned()
         assert (report.outcome, report.reason) == (
             "failed",
-            "StorageWriteError: execution 'x', sequence None: disk full",
+            "StorageWriteError: execution 'x': disk full",
         )
     assert kinds(await store.read("x")) == ["EXECUTION_STARTED"]
 
@@ -312,3 +316,16 @@ async def test_counts_that_mean_nothing_are_refused() -> None:
                 await rt.recover_abandoned(max_crashes=bad)  # type: ignore[arg-type]
             with pytest.raises(lf.BadInputError):
                 lf.WorkflowRuntime(store, max_crashes=bad)  # type: ignore[arg-type]
+
+
+async def test_a_damaged_outcome_is_reported_as_itself_and_counts_no_crash() -> None:
+    store = lf.MemoryEventStore()
+    await leave_behind(store, "x")
+    started = {"key": "s", "stepId": "s", "attempt": 1, "inputDigest": "0" * 16}
+    await store.append(lf.Envelope.make("x", 1, "STEP_STARTED", started, 0))
+    await store.append(lf.Envelope("x", 2, "STEP_FAILED", b"{", 0, "s"))
+    async with runtime(store, works) as rt:
+        (report,) = await rt.recover_abandoned(max_crashes=1)
+        assert (report.outcome, type(report.error)) == ("failed", lf.StoreReadError)
+        assert "sequence 2" in str(report.reason)
+        assert await store.recoveries.get("x") is None
