@@ -67,3 +67,13 @@ async def test_a_snapshot_of_another_state_is_found_though_its_checksum_passes(o
         faults, counts = await verify(store)
         assert faults == ["execution 'x', sequence 3: the snapshot is another state than the log folds to"]
         assert counts.snapshots == 1
+
+
+async def test_a_decorator_passes_on_what_the_storage_finds_wrong_with_itself() -> None:
+    class Ailing(lf.MemoryEventStore):
+        async def check_storage(self) -> list[str]:
+            return ["page 5 is gone"]
+
+    for decorated in (lf.CoalescingEventStore(Ailing()), lf.TenantScopedEventStore(Ailing(), "acme")):
+        async with decorated:
+            assert (await verify(decorated))[0] == ["the store: page 5 is gone"]

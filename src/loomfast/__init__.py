@@ -5,6 +5,7 @@ A flow is a plain async function. Everything it does becomes an event in an appe
 private.
 """
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from loomfast._core.definitions import FlowDefinition, StepDefinition, flow, step
@@ -114,12 +115,13 @@ from loomfast.stores import (
     TimerStore,
     Tip,
     Wake,
+    open_store,
 )
 from loomfast.verification import Fault, Verified, verify_store
 
 if TYPE_CHECKING:
     from loomfast._vectors import FOLD_VECTORS
-    from loomfast.stores import SqliteEventStore
+    from loomfast.stores import PostgresEventStore, SqliteEventStore
 
 __version__ = "0.1.0"
 
@@ -177,6 +179,7 @@ __all__ = [
     "NotAStoreError",
     "PositionKeeper",
     "PositionedEvent",
+    "PostgresEventStore",
     "PrefixTruncatedError",
     "Projection",
     "ProjectionRuntime",
@@ -240,12 +243,17 @@ __all__ = [
     "fold_events",
     "format_digest",
     "implementation",
+    "open_store",
     "parse_digest",
     "snapshot_of",
     "state_of",
     "step",
     "verify_store",
 ]
+
+# The driver of PostgreSQL is an optional extra: `import *` gives what is installed.
+if find_spec("asyncpg") is None:
+    __all__.remove("PostgresEventStore")
 
 
 def __getattr__(name: str) -> Any:
@@ -258,4 +266,8 @@ def __getattr__(name: str) -> Any:
         from loomfast.stores import SqliteEventStore
 
         return SqliteEventStore
+    if name == "PostgresEventStore":
+        from loomfast.stores import PostgresEventStore
+
+        return PostgresEventStore
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

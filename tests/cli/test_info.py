@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import loomfast as lf
+from loomfast.cli.info import driver
 
 
 def test_info_names_versions_implementation_and_stores(invoke):
@@ -27,7 +28,12 @@ def test_info_as_json_has_the_same_facts(spawn):
     assert ended.code == 0
     assert facts["implementation"] == lf.implementation()
     assert facts["eventSchemaVersion"] == lf.EVENT_SCHEMA_VERSION
-    assert set(facts["stores"]) == {"memory", "sqlite"}
+    assert set(facts["stores"]) == {"memory", "sqlite", "postgresql"}
+    assert facts["stores"]["postgresql"].startswith("asyncpg ")
+
+
+def test_a_driver_that_is_not_there_is_named_with_the_way_to_install_it():
+    assert driver("no-such-driver", extra="postgres") == "no driver (pip install 'loomfast[postgres]')"
 
 
 def test_without_click_the_entry_point_says_what_to_install():

@@ -226,3 +226,16 @@ def test_a_full_disk_under_the_output_is_reported(tmp_path):
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=60)
     assert done.returncode == 2
     assert done.stderr == b"loomfast: input/output: No space left on device\n"
+
+
+def test_a_store_on_postgresql_is_read_and_written_by_its_url(postgres_server, tmp_path, invoke, spawn):
+    url = postgres_server.dsn
+    events = log_of("cli/\ud800", notes=3)
+    (tmp_path / "start.jsonl").write_bytes(lines_of(events[:2]))
+    (tmp_path / "rest.jsonl").write_bytes(lines_of(events[2:]))
+    for part in ("start", "rest"):  # a log may go on where the store's ends
+        assert invoke("import", url, tmp_path / f"{part}.jsonl").exit_code == 0
+    assert invoke("export", url, "cli/\ud800").stdout_bytes == lines_of(events)
+    ended = spawn("export", "postgresql://me:secret@127.0.0.1:1/db", "e")
+    assert ended.code == 2
+    assert ended.err.startswith("loomfast: postgresql://127.0.0.1:1/db schema 'loomfast': cannot be opened")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from typing import Any
 
 import apsw
+
+from loomfast.stores import PostgresEventStore
 
 
 def start_program(source: str, *arguments: Path | str, stdin: bool = False) -> subprocess.Popen[str]:
@@ -36,6 +40,19 @@ def foreign(path: Path) -> apsw.Connection:
     connection = apsw.Connection(str(path))
     connection.set_busy_timeout(5000)
     return connection
+
+
+def on_the_server(store: PostgresEventStore, sql: str, *arguments: Any) -> None:
+    """Run a statement behind a store's back, in its schema."""
+
+    async def run() -> None:
+        connection = await store._connections.connect()
+        await connection.execute(sql, *arguments)
+        await connection.close()
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread.start()
+    thread.join()
 
 
 def damage_kept(path: Path, snapshot: Any) -> None:

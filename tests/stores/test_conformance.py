@@ -19,6 +19,7 @@ from loomfast.stores import (
     CoalescingEventStore,
     EventStore,
     MemoryEventStore,
+    PostgresEventStore,
     ReplicaReadEventStore,
     SqliteEventStore,
     TenantScopedEventStore,
@@ -29,9 +30,11 @@ from loomfast.stores import (
     _spi_snapshots,
     _spi_timers,
 )
+from loomfast.stores._postgres_rows import key_of
 from loomfast.testing.conformance import Conformance, EventStoreConformance, guarantees_checked
+from loomfast.testing.postgres import PostgresServer
 
-from .programs import damage_kept, foreign
+from .programs import damage_kept, foreign, on_the_server
 
 
 class OnAClockOfItsOwn(Conformance):
@@ -95,7 +98,45 @@ class TestSqlite(OnSqlite, EventStoreConformance):
     pass
 
 
-# PostgreSQL: class TestPostgres(...), with the server of the test set-up.
+class OnPostgres(Conformance):
+    """On the server of the test set-up. Its clock is its own, so the few tests of leases that end wait."""
+
+    @pytest.fixture(autouse=True)
+    def _schema(self, postgres_server: PostgresServer, new_schema: str) -> None:
+        self.dsn, self.schema = postgres_server.dsn, new_schema
+
+    @asynccontextmanager
+    async def open_store(self) -> AsyncIterator[EventStore]:
+        self.postgres = await PostgresEventStore.open(self.dsn, schema=self.schema)
+        async with self.postgres, self.decorated(self.postgres) as store:
+            yield store
+
+    def decorated(self, inner: EventStore) -> AbstractAsyncContextManager[EventStore]:
+        return inner
+
+    async def damage_snapshot(self, store: EventStore, damaged: Snapshot) -> None:
+        self._damage(
+            "UPDATE snapshots SET body = $1, checksum = $2, schema_version = $3 WHERE sequence = $4",
+            damaged.body,
+            damaged.checksum.encode(),
+            damaged.schema_version.encode(),
+            damaged.sequence,
+        )
+
+    async def damage_event(self, store: EventStore, execution_id: str, sequence: int) -> None:
+        self._damage(
+            "UPDATE events SET timestamp = timestamp + 1 WHERE sequence = $1 AND execution ="
+            " (SELECT number FROM executions WHERE key = $2)",
+            sequence,
+            key_of(self.named(execution_id)),
+        )
+
+    def _damage(self, sql: str, *arguments: object) -> None:
+        on_the_server(self.postgres, sql, *arguments)
+
+
+class TestPostgres(OnPostgres, EventStoreConformance):
+    pass
 
 
 # --- decorators ----------------------------------------------------------------------------------
@@ -146,6 +187,11 @@ class TestCoalescingThatRejectsAll(OnMemory, EventStoreConformance):
 
     def decorated(self, inner: EventStore) -> EventStore:
         return CoalescingEventStore(inner, isolate=False)
+
+
+class TestCoalescingOverTenantOverPostgres(Scoped, OnPostgres, EventStoreConformance):
+    def decorated(self, inner: EventStore) -> EventStore:
+        return CoalescingEventStore(TenantScopedEventStore(inner, "a:b"))
 
 
 class TestTenantOverMemory(Scoped, OnMemory, EventStoreConformance):

@@ -13,6 +13,7 @@ from loomfast._errors import LoomError
 from loomfast._kernels import Envelope, State
 from loomfast.stores import EventStore, MemoryEventStore, SqliteEventStore
 
+from .conftest import OpenPostgres
 from .logs import event
 
 IDS = ("a", "a-1", "\ud800", "b\x00")
@@ -90,34 +91,40 @@ async def observe(store: EventStore) -> list[Any]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_random_calls_have_the_same_outcome_on_every_store(path: Path, seed: int) -> None:
+@pytest.mark.parametrize("kind", ["durable", "postgres"])
+async def test_random_calls_have_the_same_outcome_on_every_store(
+    path: Path, open_postgres: OpenPostgres, kind: str, seed: int
+) -> None:
+    async def reopen() -> EventStore:
+        return await (open_postgres() if kind == "postgres" else SqliteEventStore.open(path))
+
     rng = random.Random(seed)
     lengths = dict.fromkeys(IDS, 0)
     fences: dict[str, int] = {}
     memory = MemoryEventStore()
-    sqlite = await SqliteEventStore.open(path)
+    durable = await reopen()
     try:
         for number in range(250):
             if rng.random() < 0.04:
                 execution_id = rng.choice(IDS)
                 fences[execution_id] = await memory.acquire_fence(execution_id)
-                assert await sqlite.acquire_fence(execution_id) == fences[execution_id]
+                assert await durable.acquire_fence(execution_id) == fences[execution_id]
                 continue
             if rng.random() < 0.4:
                 states = {name: await state_now(memory, name) for name in IDS}
                 upkeep = draw_upkeep(rng, lengths, states)
-                assert await outcome(upkeep(sqlite)) == await outcome(upkeep(memory))
+                assert await outcome(upkeep(durable)) == await outcome(upkeep(memory))
                 continue
             batch = draw_batch(rng, lengths, fences)
             result = await outcome(memory.append_batch(batch))
-            assert await outcome(sqlite.append_batch(batch)) == result
+            assert await outcome(durable.append_batch(batch)) == result
             for execution_id in IDS:
                 last = await memory.last_sequence(execution_id)
                 lengths[execution_id] = 0 if last is None else last + 1
             if number % 50 == 49:
-                await sqlite.close()
-                sqlite = await SqliteEventStore.open(path)
-        assert await observe(sqlite) == await observe(memory)
+                await durable.close()
+                durable = await reopen()
+        assert await observe(durable) == await observe(memory)
         assert sum(lengths.values()) > 100
     finally:
-        await sqlite.close()
+        await durable.close()

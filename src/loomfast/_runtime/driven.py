@@ -25,6 +25,7 @@ from loomfast._runtime.hooks import Hooks, call
 from loomfast._runtime.journal import ExecutionJournal, write_error
 from loomfast._runtime.leases import LeasedWrites, LeaseKeeper
 from loomfast._runtime.loading import StateLoader
+from loomfast._runtime.threads import waker
 from loomfast.stores import EventStore
 
 T = TypeVar("T")
@@ -201,13 +202,15 @@ class DrivenExecutions:
 
     @contextlib.contextmanager
     def watching(self, execution_id: str) -> Iterator[asyncio.Future[None]]:
-        """Give a future that is done as soon as somebody here drives the execution."""
+        """Give a future that is done once somebody here drives the execution, or the store tells of it."""
         watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        unwatch = self.store.watch(execution_id, waker(watcher))
         watchers = self.watchers.setdefault(execution_id, set())
         watchers.add(watcher)
         try:
             yield watcher
         finally:
+            unwatch()
             watchers.discard(watcher)
             if not watchers:
                 del self.watchers[execution_id]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -60,3 +61,19 @@ def _deliver(result: concurrent.futures.Future[T], function: Callable[[], T]) ->
         result.set_exception(error)
     finally:
         del result
+
+
+def waker(watcher: asyncio.Future[None]) -> Callable[[], None]:
+    """Return a function that completes a future of the running loop, from any thread, any number of times."""
+    loop = asyncio.get_running_loop()
+
+    def wake() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there
+            loop.call_soon_threadsafe(_complete, watcher)
+
+    return wake
+
+
+def _complete(watcher: asyncio.Future[None]) -> None:
+    if not watcher.done():
+        watcher.set_result(None)

@@ -23,7 +23,7 @@ from loomfast.stores import _sqlite_reader as reader
 from loomfast.stores import _sqlite_rows as rows_of
 from loomfast.stores._sqlite_migrations import MIGRATIONS
 
-_ROWS_AT_ONCE = 32
+_ROWS_AT_ONCE = 256
 _INSERT = f"INSERT INTO events ({rows_of.COLUMNS}) VALUES " + ",".join(
     ["(" + ",".join("?" * rows_of.WIDTH) + ")"] * _ROWS_AT_ONCE
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from importlib import metadata
 from typing import Any
 
 import apsw
@@ -22,11 +23,20 @@ def facts() -> dict[str, Any]:
         "stores": {
             "memory": "built in",
             "sqlite": f"SQLite {apsw.sqlite_lib_version()} (apsw {apsw.apsw_version()})",
+            "postgresql": driver("asyncpg", extra="postgres"),
         },
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "platform": platform.platform(),
         "cpu": cpu(),
     }
+
+
+def driver(package: str, *, extra: str) -> str:
+    """Return a driver's version, or how to install it."""
+    try:
+        return f"{package} {metadata.version(package)}"
+    except metadata.PackageNotFoundError:
+        return f"no driver (pip install 'loomfast[{extra}]')"
 
 
 def cpu() -> str:

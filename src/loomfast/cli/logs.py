@@ -10,6 +10,7 @@ import click
 import loomfast
 from loomfast.cli.lines import Line, fold_line, read_event, read_lines
 from loomfast.cli.output import CommandError, Whole
+from loomfast.stores import POSTGRES_SCHEMES
 
 # Events read from the store at a time.
 PAGE_EVENTS = 2_000
@@ -21,13 +22,16 @@ Entry = tuple[Line, loomfast.Envelope]
 @click.argument("db")
 @click.argument("execution_id")
 def export_log(db: str, execution_id: str) -> None:
-    """Print the log of an execution as JSON lines, one event each, in the language-neutral form."""
+    """Print the log of an execution as JSON lines, one event each, in the language-neutral form.
+
+    DB is the path of a SQLite file, or a postgresql:// URL.
+    """
     with Whole() as out:
         asyncio.run(_export(db, execution_id, out))
 
 
 async def _export(db: str, execution_id: str, out: Whole) -> None:
-    async with await loomfast.SqliteEventStore.open(db, create=False) as store:
+    async with await loomfast.open_store(db, create=False) as store:
         last = await store.last_sequence(execution_id)
         if last is None:
             raise loomfast.UnknownExecutionError(execution_id)
@@ -40,7 +44,7 @@ async def _export(db: str, execution_id: str, out: Whole) -> None:
 @click.argument("db")
 @click.argument("file", metavar="FILE|-")
 def import_log(db: str, file: str) -> None:
-    """Append exported logs to a store, making its file if need be.
+    """Append exported logs to a store, making its file, or its schema on PostgreSQL, if need be.
 
     FILE may hold the logs of several executions. Every line is checked, and every log is folded, before
     anything is written; each log is then written whole or not at all. A log may go on where the store's ends.
@@ -51,14 +55,14 @@ def import_log(db: str, file: str) -> None:
         logs.setdefault(event.execution_id, []).append((line, event))
     if not logs:
         raise CommandError(f"{file}: holds no event")
-    if not os.path.exists(db):
+    if not db.startswith(POSTGRES_SCHEMES) and not os.path.exists(db):
         for entries in logs.values():
             _check(None, entries)  # before the file is made
     asyncio.run(_import(db, logs))
 
 
 async def _import(db: str, logs: dict[str, list[Entry]]) -> None:
-    async with await loomfast.SqliteEventStore.open(db) as store:
+    async with await loomfast.open_store(db) as store:
         for execution_id, entries in logs.items():
             _check(await store.fold(execution_id), entries)
         for execution_id, entries in logs.items():

@@ -50,7 +50,7 @@ async def _verify(db: str, out: Whole, *, as_json: bool) -> loomfast.Verified:
             out.line(_printable(str(fault)).encode("utf-8", "backslashreplace"))
 
     progress = _Progress()
-    async with await loomfast.SqliteEventStore.open(db, create=False) as store:
+    async with await loomfast.open_store(db, create=False) as store:
         try:
             return await loomfast.verify_store(store, report, progress=progress)
         finally:

@@ -1,13 +1,12 @@
-"""Event stores: where logs live. The door to the contract, to the stores that need nothing installed,
-and to the decorators.
+"""Event stores: where logs live. The door to the contract, to the stores and to the decorators.
 
-`SqliteEventStore` is imported when it is first asked for, so that a program that keeps its logs elsewhere
-does not pay for SQLite.
+`SqliteEventStore` and `PostgresEventStore` are imported when they are first asked for, so that a program that
+keeps its logs elsewhere does not pay for their drivers; that of PostgreSQL need not even be installed.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from loomfast.stores._coalescing import CoalescingEventStore
 from loomfast.stores._decorator import EventStoreDecorator
@@ -22,9 +21,11 @@ from loomfast.stores._spi_timers import Schedule, TimerStore, Wake
 from loomfast.stores._tenant import TenantScopedEventStore
 
 if TYPE_CHECKING:
+    from loomfast.stores._postgres import PostgresEventStore
     from loomfast.stores._sqlite import SqliteEventStore
 
 __all__ = [
+    "POSTGRES_SCHEMES",
     "Branch",
     "BranchRegistry",
     "CoalescingEventStore",
@@ -35,6 +36,7 @@ __all__ = [
     "LeaseStore",
     "MemoryEventStore",
     "PositionedEvent",
+    "PostgresEventStore",
     "Recovery",
     "RecoveryStore",
     "ReplicaReadEventStore",
@@ -46,7 +48,26 @@ __all__ = [
     "TimerStore",
     "Tip",
     "Wake",
+    "open_store",
 ]
+
+
+# How a URL of a store on PostgreSQL begins.
+POSTGRES_SCHEMES: Final = ("postgresql://", "postgres://")
+
+
+async def open_store(url: str, *, create: bool = True) -> EventStore:
+    """Open the store that `url` names: PostgreSQL for `postgresql://…`, else the SQLite file of that path.
+
+    The schema of a PostgreSQL store is `loomfast`. Raises as the `open` of the store.
+    """
+    if url.startswith(POSTGRES_SCHEMES):
+        from loomfast.stores._postgres import PostgresEventStore
+
+        return await PostgresEventStore.open(url, create=create)
+    from loomfast.stores._sqlite import SqliteEventStore
+
+    return await SqliteEventStore.open(url, create=create)
 
 
 def __getattr__(name: str) -> Any:
@@ -54,4 +75,8 @@ def __getattr__(name: str) -> Any:
         from loomfast.stores._sqlite import SqliteEventStore
 
         return SqliteEventStore
+    if name == "PostgresEventStore":
+        from loomfast.stores._postgres import PostgresEventStore
+
+        return PostgresEventStore
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

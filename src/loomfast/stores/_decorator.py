@@ -7,7 +7,7 @@ with nothing overridden, nobody can tell the decorated store from the one inside
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from loomfast._errors import BadInputError
 from loomfast._kernels import Envelope, State
@@ -97,6 +97,12 @@ class EventStoreDecorator(EventStore):
     @property
     def timers(self) -> TimerStore:
         return self.inner.timers
+
+    def watch(self, execution_id: str, wake: Callable[[], None]) -> Callable[[], None]:
+        return self.inner.watch(execution_id, wake)
+
+    async def check_storage(self) -> list[str]:
+        return await self.inner.check_storage()
 
     async def close(self) -> None:
         await self.inner.close()

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -236,6 +236,15 @@ class EventStore(ABC):
         """
         return []
 
+    def watch(self, execution_id: str, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call `wake` when the status of an execution may have changed; return what ends that.
+
+        Best effort: a change may go unnoticed and `wake` be called without one, so whoever waits still polls.
+        `wake` may be called on any thread, must return at once and must not raise. A store that cannot tell
+        calls nobody.
+        """
+        return _nothing
+
     async def close(self) -> None:  # noqa: B027  # a store without resources has nothing to close
         """Release what the store holds. Idempotent; pending appends are finished first."""
 
@@ -249,3 +258,7 @@ class EventStore(ABC):
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+def _nothing() -> None:
+    """What ends a watch that was none."""

@@ -19,7 +19,7 @@ Invariant: no call returns, changes or reveals anything of an id without the pre
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from loomfast._errors import BadInputError, StoreReadError
 from loomfast._kernels import Envelope, State
@@ -80,6 +80,9 @@ class TenantScopedEventStore(EventStoreDecorator):
         own_id = self._scope.own(execution_id)
         folded = await self.inner.fold(own_id, None if state is None else state_as(state, own_id))
         return None if folded is None else state_as(folded, execution_id)
+
+    def watch(self, execution_id: str, wake: Callable[[], None]) -> Callable[[], None]:
+        return self.inner.watch(self._scope.own(execution_id), wake)
 
     async def last_sequence(self, execution_id: str) -> int | None:
         return await self.inner.last_sequence(self._scope.own(execution_id))

@@ -1,0 +1,102 @@
+"""What a PostgreSQL store keeps for timers.
+
+What lives here: `PostgresTimerStore`. What must not: logs. When an execution's gate wakes by itself stands in
+its head (`executions.wake_at`), written by the append that opens or closes the gate.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from loomfast._errors import BadInputError
+from loomfast.stores._admission import check_page
+from loomfast.stores._postgres_rows import LAST, key_and_long, key_of, load_text, store_text
+from loomfast.stores._spi_timers import Schedule, Schedules, TimerStore, Wake
+
+if TYPE_CHECKING:
+    from loomfast.stores._postgres import PostgresEventStore
+
+_NUMBER: Final = "SELECT number FROM executions WHERE key = $1"
+_WAKES: Final = (
+    "SELECT coalesce(long_id, key), wake_at FROM executions"
+    " WHERE wake_at <= $1 AND (wake_at, number) > ($2, $3) ORDER BY wake_at, number LIMIT $4"
+)
+_COLUMNS: Final = "coalesce(long_id, key), body, next_ms, version"
+_DUE: Final = (
+    f"SELECT {_COLUMNS} FROM schedules WHERE next_ms <= $1 ORDER BY next_ms, coalesce(long_id, key) LIMIT $2"
+)
+_INSERT: Final = (
+    "INSERT INTO schedules (key, long_id, body, next_ms, version) VALUES ($1, $2, $3, $4, 1)"
+    " ON CONFLICT (key) DO NOTHING RETURNING version"
+)
+_UPDATE: Final = (
+    "UPDATE schedules SET body = $2, next_ms = $3, version = version + 1 WHERE key = $1 AND version = $4"
+    " RETURNING version"
+)
+_GET: Final = f"SELECT {_COLUMNS} FROM schedules WHERE key = $1"
+_DELETE: Final = "DELETE FROM schedules WHERE key = $1 RETURNING true"
+_LIST: Final = (
+    f"SELECT {_COLUMNS} FROM schedules WHERE coalesce(long_id, key) > $1"
+    " ORDER BY coalesce(long_id, key) LIMIT $2"
+)
+_EARLIEST: Final = -(2**63)
+
+
+class PostgresTimerStore(TimerStore):
+    """Due gates and schedules in the schema of a `PostgresEventStore`."""
+
+    def __init__(self, store: PostgresEventStore) -> None:
+        """Not for callers: use `store.timers`."""
+        self._store = store
+
+    async def due_wakes(self, at_ms: int, *, after: Wake | None = None, limit: int = 100) -> list[Wake]:
+        check_page(0, limit)
+        behind = (_EARLIEST, 0)
+        if after is not None:
+            number: Any = await self._store._read(
+                after.execution_id,
+                lambda connection: connection.fetchval(_NUMBER, key_of(after.execution_id)),
+            )
+            behind = after.wake_at, number or 0
+        rows = await self._read(_WAKES, _clamped(at_ms), *behind, min(limit, LAST))
+        return [Wake(load_text(execution_id), wake_at) for execution_id, wake_at in rows]
+
+    async def due_schedules(self, at_ms: int, *, limit: int = 100) -> Schedules:
+        check_page(0, limit)
+        return [_schedule(row) for row in await self._read(_DUE, _clamped(at_ms), min(limit, LAST))]
+
+    async def put(self, schedule: Schedule) -> Schedule | None:
+        if not schedule.schedule_id:
+            raise BadInputError("a schedule needs an id that is not empty")
+        key, long_id = key_and_long(schedule.schedule_id)
+        if schedule.version == 0:
+            version = await self._write(_INSERT, key, long_id, schedule.body, schedule.next_ms)
+        else:
+            version = await self._write(_UPDATE, key, schedule.body, schedule.next_ms, schedule.version)
+        return None if version is None else schedule._replace(version=version)
+
+    async def get(self, schedule_id: str) -> Schedule | None:
+        rows = await self._read(_GET, key_of(schedule_id))
+        return _schedule(rows[0]) if rows else None
+
+    async def delete(self, schedule_id: str) -> bool:
+        return bool(await self._write(_DELETE, key_of(schedule_id)))
+
+    async def list(self, *, after: str = "", limit: int = 100) -> Schedules:
+        check_page(0, limit)
+        return [_schedule(row) for row in await self._read(_LIST, store_text(after), min(limit, LAST))]
+
+    async def _read(self, sql: str, *arguments: object) -> Any:
+        return await self._store._read(None, lambda connection: connection.fetch(sql, *arguments))
+
+    async def _write(self, sql: str, *arguments: object) -> Any:
+        return await self._store._write(None, lambda connection: connection.fetchval(sql, *arguments))
+
+
+def _clamped(at_ms: int) -> int:
+    return max(_EARLIEST, min(at_ms, LAST))
+
+
+def _schedule(row: Any) -> Schedule:
+    schedule_id, body, next_ms, version = row
+    return Schedule(load_text(schedule_id), body, next_ms, version)
