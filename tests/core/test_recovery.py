@@ -25,16 +25,16 @@ def test_crashes_in_a_row_are_counted_and_the_last_one_sets_aside() -> None:
     here, account = state(started("a")), None
     counts = []
     while account is None or account.set_aside is None:
-        account = found(account, here, 3)
+        account = found(account, "x", progress_of(here), 3)
         assert account is not None
         counts.append(account.crashes)
     assert counts == [1, 2, 3]
     assert account.set_aside == "3 runs in a row crashed without progress"
-    assert found(account, here, 9) == account
+    assert found(account, "x", progress_of(here), 9) == account
 
 
 def test_progress_between_two_crashes_starts_the_count_anew() -> None:
-    account = found(Recovery("x", 2, 0, False, None), state(*A), 3)
+    account = found(Recovery("x", 2, 0, False, None), "x", progress_of(state(*A)), 3)
     assert account == Recovery("x", 1, 1, False, None)
 
 
@@ -55,9 +55,9 @@ def test_progress_is_what_a_rerun_is_served_and_a_started_step_is_none() -> None
 
 def test_a_run_that_was_stopped_in_order_has_not_crashed_and_its_mark_is_used_up() -> None:
     here = state(started("a"))
-    assert stopped(None, here) == Recovery("x", 0, 0, True, None)
-    assert found(stopped(None, here), here, 1) is None
-    twice = stopped(Recovery("x", 2, 0, False, None), here)
+    assert stopped(None, "x", progress_of(here)) == Recovery("x", 0, 0, True, None)
+    assert found(stopped(None, "x", progress_of(here)), "x", progress_of(here), 1) is None
+    twice = stopped(Recovery("x", 2, 0, False, None), "x", progress_of(here))
     assert twice == Recovery("x", 2, 0, True, None)
-    assert found(twice, here, 3) == Recovery("x", 2, 0, False, None)
-    assert found(twice, state(*A), 3) is None
+    assert found(twice, "x", progress_of(here), 3) == Recovery("x", 2, 0, False, None)
+    assert found(twice, "x", progress_of(state(*A)), 3) is None

@@ -12,7 +12,6 @@ import pytest
 import loomfast as lf
 from tests.conftest import OpenStore
 from tests.runtime.harness import ScriptedStore, kinds, runtime, turns
-from tests.stores.programs import damage_kept
 
 START = {"flowId": "works", "flowVersion": "1", "input": None}
 
@@ -76,27 +75,28 @@ async def test_of_a_thousand_abandoned_999_are_done_one_is_reported_and_eight_ru
         assert [e.execution_id for e in await store.list_executions(status="running")] == ["x500"]
 
 
-async def test_an_unknown_flow_or_a_bad_snapshot_concerns_that_execution_only(open_store: OpenStore) -> None:
+async def test_an_unknown_flow_or_a_bad_snapshot_concerns_that_execution_only() -> None:
     """F15."""
-    async with open_store() as store:
-        await leave_behind(store, "a", "c")
-        await leave_behind(store, "b", flow_id="nobody-knows")
-        for n in (1, 2):
-            await store.append(lf.Envelope.make("c", n, "note", n, 0))
-        async with runtime(store) as rt:
-            await rt.truncate_prefix("c")
-        snapshot = await store.snapshots.latest("c")
-        assert snapshot is not None
-        damage_kept(store, dataclasses.replace(snapshot, body=snapshot.body[:-1] + b" "))
-        async with runtime(store, works) as rt:
-            reports = {report.execution_id: report for report in await rt.recover_abandoned()}
-        assert [(name, reports[name].outcome) for name in "abc"] == [
-            ("a", "recovered"),
-            ("b", "failed"),
-            ("c", "failed"),
-        ]
-        assert isinstance(reports["b"].error, lf.UnknownFlowError)
-        assert isinstance(reports["c"].error, lf.BadSnapshotError)
+    store = lf.MemoryEventStore()
+    await leave_behind(store, "a", "c")
+    await leave_behind(store, "b", flow_id="nobody-knows")
+    for n in (1, 2):
+        await store.append(lf.Envelope.make("c", n, "note", n, 0))
+    async with runtime(store) as rt:
+        await rt.truncate_prefix("c")
+    snapshot = await store.snapshots.latest("c")
+    assert snapshot is not None
+    damaged = dataclasses.replace(snapshot, body=snapshot.body[:-1] + b" ")
+    store._snapshots._kept["c"][snapshot.sequence] = damaged
+    async with runtime(store, works) as rt:
+        reports = {report.execution_id: report for report in await rt.recover_abandoned()}
+    assert [(name, reports[name].outcome) for name in "abc"] == [
+        ("a", "recovered"),
+        ("b", "failed"),
+        ("c", "failed"),
+    ]
+    assert isinstance(reports["b"].error, lf.UnknownFlowError)
+    assert isinstance(reports["c"].error, lf.BadSnapshotError)
 
 
 async def test_what_is_driven_here_or_rests_is_left_alone(open_store: OpenStore) -> None:
@@ -240,7 +240,7 @@ async def test_a_count_that_cannot_be_kept_lets_no_body_run() -> None:
         (report,) = await rt.recover_abandoned()
         assert (report.outcome, report.reason) == (
             "failed",
-            "StorageWriteError: execution 'x', sequence None: disk full",
+            "StorageWriteError: execution 'x': disk full",
         )
     assert kinds(await store.read("x")) == ["EXECUTION_STARTED"]
 
@@ -312,3 +312,16 @@ async def test_counts_that_mean_nothing_are_refused() -> None:
                 await rt.recover_abandoned(max_crashes=bad)  # type: ignore[arg-type]
             with pytest.raises(lf.BadInputError):
                 lf.WorkflowRuntime(store, max_crashes=bad)  # type: ignore[arg-type]
+
+
+async def test_a_damaged_outcome_is_reported_as_itself_and_counts_no_crash() -> None:
+    store = lf.MemoryEventStore()
+    await leave_behind(store, "x")
+    started = {"key": "s", "stepId": "s", "attempt": 1, "inputDigest": "0" * 16}
+    await store.append(lf.Envelope.make("x", 1, "STEP_STARTED", started, 0))
+    await store.append(lf.Envelope("x", 2, "STEP_FAILED", b"{", 0, "s"))
+    async with runtime(store, works) as rt:
+        (report,) = await rt.recover_abandoned(max_crashes=1)
+        assert (report.outcome, type(report.error)) == ("failed", lf.StoreReadError)
+        assert "sequence 2" in str(report.reason)
+        assert await store.recoveries.get("x") is None

@@ -26,7 +26,8 @@ that another execution killed, is counted as well: nothing tells the two apart.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from loomfast._kernels import State
 
@@ -46,12 +47,11 @@ class Recovery(NamedTuple):
     set_aside: str | None
 
 
-def found(account: Recovery | None, state: State, max_crashes: int) -> Recovery | None:
+def found(account: Recovery | None, execution_id: str, progress: int, max_crashes: int) -> Recovery | None:
     """Return the account of an execution that was found running with no driver; None if it has no crash.
 
     Set aside, it must not be run. One that was set aside before stays so.
     """
-    progress = progress_of(state)
     if account is None:
         crashes = 1
     elif account.set_aside is not None:
@@ -63,17 +63,20 @@ def found(account: Recovery | None, state: State, max_crashes: int) -> Recovery 
     if crashes == 0:
         return None
     reason = f"{crashes} runs in a row crashed without progress" if crashes >= max_crashes else None
-    return Recovery(state.execution_id, crashes, progress, False, reason)
+    return Recovery(execution_id, crashes, progress, False, reason)
 
 
-def stopped(account: Recovery | None, state: State) -> Recovery:
+def stopped(account: Recovery | None, execution_id: str, progress: int) -> Recovery:
     """Return the account of an execution whose run was stopped in order."""
     if account is None:
-        return Recovery(state.execution_id, 0, progress_of(state), True, None)
+        return Recovery(execution_id, 0, progress, True, None)
     return account._replace(orderly=True)
 
 
-def progress_of(state: State) -> int:
-    """Return how many things the log holds that a re-run is served."""
-    settled = sum(bool(step.served) for _, step in state.steps.items())
+def progress_of(state: State, served: Callable[[Any], bool] = lambda step: bool(step.served)) -> int:
+    """Return how many things the log holds that a re-run is served.
+
+    `served` looks at the outcome of one step.
+    """
+    settled = sum(served(step) for _, step in state.steps.items())
     return settled + len(state.decisions) + len(state.gates)

@@ -62,8 +62,9 @@ class Closing:
             return
         try:
             recoveries = self._driven.store.recoveries
+            progress = recovery.progress_of(journal.state)
             account = await recoveries.get(journal.execution_id)
-            await recoveries.put(recovery.stopped(account, journal.state))
+            await recoveries.put(recovery.stopped(account, journal.execution_id, progress))
         except Exception:
             # Without the mark the next recovery counts a crash: too strict, and harmless.
             logger.exception("execution %r could not be marked as stopped in order", journal.execution_id)

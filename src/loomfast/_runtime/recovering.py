@@ -21,6 +21,7 @@ from loomfast._runtime.driven import DrivenExecutions
 from loomfast._runtime.execution import DrivenExecution
 from loomfast._runtime.flows import FlowTable
 from loomfast._runtime.hooks import logger
+from loomfast._runtime.recorded import read_recorded
 
 # How many executions one look at the store lists.
 PAGE = 100
@@ -72,7 +73,7 @@ class Recovering:
             if state.status != RUNNING:
                 return None
             driven.check_open()
-            found = recovery.found(account, state, max_crashes)
+            found = recovery.found(account, execution_id, _progress(state), max_crashes)
             if found is not None:
                 await recoveries.put(found)
                 self._counted.add(execution_id)
@@ -156,3 +157,11 @@ class Recovering:
             return Recovered(execution_id, "set-aside", error.reason, error)
         except Exception as error:
             return Recovered(execution_id, "failed", f"{type(error).__name__}: {error}", error)
+
+
+def _progress(state: State) -> int:
+    """Return the progress of an execution. Raises `StoreReadError` where its log is damaged: no crash."""
+    return recovery.progress_of(
+        state,
+        lambda step: read_recorded(state.execution_id, step.sequence, lambda: bool(step.served)),
+    )
