@@ -168,7 +168,7 @@ class ExecutionJournal:
             call(self._hooks.on_event, envelope)
 
     def hold(self) -> None:
-        """Keep what is committed from now on in the queue until `go`, so that it goes out with what follows it.
+        """Keep what is committed from now on in the queue until `go`: it goes out with what follows it.
 
         Whoever waits for an event has it written all the same.
         """
