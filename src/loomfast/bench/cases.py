@@ -254,6 +254,12 @@ def _flows_sqlite(quick: bool) -> Measured:
     return on_sqlite(2_000 if quick else 20_000, 1 if quick else 3)
 
 
+def _flows_postgres(quick: bool) -> Measured:
+    from loomfast.bench.flows import on_postgres
+
+    return on_postgres(2_000 if quick else 20_000, 1 if quick else 3)
+
+
 def _flow_alone(quick: bool) -> Measured:
     from loomfast.bench.flows import alone_on_sqlite
 
@@ -420,6 +426,13 @@ CASES: tuple[Case, ...] = (
         _flows_sqlite,
         of("loomfast", "bare_loop"),
         1 / 3,
+    ),
+    Case(
+        "flows-postgres",
+        "a durable one-step flow on PostgreSQL, 100 at once, against 2,000 a second",
+        _flows_postgres,
+        within(1 / 2_000),
+        1.0,
     ),
     Case(
         "flow-alone",

@@ -23,6 +23,7 @@ AT_ONCE = 100
 # What a one-step flow leaves in its log.
 EVENTS = 4
 _TICK_S = 0.001
+_CONNECTIONS = 16
 
 OpenStore: TypeAlias = Callable[[], Any]
 
@@ -62,6 +63,27 @@ def on_sqlite(flows: int, rounds: int) -> dict[str, float]:
     return best
 
 
+def on_postgres(flows: int, rounds: int) -> dict[str, float]:
+    """Seconds per flow, 100 at once, on a server of its own; and of as many single-row commits as a flow has
+    events, over 16 connections of the bare driver. Raises `ImportError` where no server is to be had.
+    """
+    import asyncpg  # noqa: F401  # so that a missing driver is known before a server is started
+
+    from loomfast.testing.postgres import PostgresServer, PostgresServerError
+
+    best = {"loomfast": float("inf"), "bare_rows": float("inf")}
+    try:
+        server = PostgresServer()
+    except PostgresServerError as error:
+        raise ImportError(str(error)) from error
+    with server:
+        for number in range(rounds):
+            taken, _ = asyncio.run(_at_once(lambda: _postgres(server.dsn, f"flows_{number}"), flows))  # noqa: B023
+            best["loomfast"] = min(best["loomfast"], taken)
+            best["bare_rows"] = min(best["bare_rows"], asyncio.run(_bare_rows(server.dsn, flows)))
+    return best
+
+
 def alone_on_sqlite(flows: int) -> dict[str, float]:
     """The median flow with a chosen id, one at a time, and the median of the commits it needs: one row that
     starts it, and three that are its step and its end.
@@ -94,6 +116,36 @@ async def _sqlite_store(folder: str) -> EventStore:
 async def _sqlite(folder: str) -> AsyncIterator[EventStore]:
     async with await _sqlite_store(folder) as store:
         yield store
+
+
+@asynccontextmanager
+async def _postgres(dsn: str, schema: str) -> AsyncIterator[EventStore]:
+    from loomfast.stores import PostgresEventStore
+
+    async with await PostgresEventStore.open(dsn, schema=schema) as store:
+        yield store
+
+
+async def _bare_rows(dsn: str, rows: int) -> float:
+    """Seconds for as many rows as a flow has events, each committed by itself."""
+    import asyncpg
+
+    pool = await asyncpg.create_pool(dsn, min_size=_CONNECTIONS, max_size=_CONNECTIONS)
+    try:
+        await pool.execute("CREATE TABLE IF NOT EXISTS bare (id bigserial PRIMARY KEY, body bytea)")
+        left = iter(range(rows))
+
+        async def client() -> None:
+            async with pool.acquire() as connection:
+                insert = await connection.prepare("INSERT INTO bare (body) VALUES ($1)")
+                for _ in left:
+                    await insert.fetch(b'{"key":"add_one","output":1}')
+
+        begun = perf_counter()
+        await asyncio.gather(*(client() for _ in range(_CONNECTIONS)))
+        return (perf_counter() - begun) / rows * EVENTS
+    finally:
+        await pool.close()
 
 
 async def _at_once(open_store: OpenStore, flows: int) -> tuple[float, list[float]]:
