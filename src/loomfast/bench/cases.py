@@ -436,9 +436,16 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "flow-alone",
-        "the median durable flow with a chosen id, one at a time, against the two commits it needs",
+        "the median durable flow, one at a time, against two commits: its start, its step and end",
         _flow_alone,
-        of("loomfast", "commits"),
+        of("minted", "commits"),
+        1.5,
+    ),
+    Case(
+        "flow-alone-chosen",
+        "the same with a chosen id, whose start is durable before its body",
+        _flow_alone,
+        of("chosen", "commits"),
         1.5,
     ),
     Case(
