@@ -58,8 +58,10 @@ def on_sqlite(flows: int, rounds: int) -> dict[str, float]:
             taken, _ = asyncio.run(_at_once(lambda: _sqlite(folder), flows))
             best["loomfast"] = min(best["loomfast"], taken)
             bare = flows // 8
-            commits = _bare_commits(folder, [1] * EVENTS * bare)
-            best["bare_loop"] = min(best["bare_loop"], sum(commits) / bare)
+            commits = _BareCommits(folder)
+            taken = sum(commits.commit(1) for _ in range(EVENTS * bare)) / bare
+            commits.close()
+            best["bare_loop"] = min(best["bare_loop"], taken)
     return best
 
 
@@ -86,17 +88,12 @@ def on_postgres(flows: int, rounds: int) -> dict[str, float]:
 
 def alone_on_sqlite(flows: int) -> dict[str, float]:
     """The median flow, one at a time, with a minted id and with a chosen one, whose start is durable before
-    its body; and the median of two commits: of the row that starts a flow, and of its three others.
+    its body; and, taking turns with them, the median of two commits: a flow's first row, and its others.
     """
+    taken: dict[str, list[float]] = {"minted": [], "chosen": [], "commits": []}
     with _sqlite_folder() as folder:
-        minted, chosen = asyncio.run(_one_by_one(folder, flows))
-        commits = _bare_commits(folder, [1, EVENTS - 1] * flows)
-        pairs = [first + second for first, second in zip(commits[::2], commits[1::2], strict=True)]
-    return {
-        "minted": statistics.median(minted),
-        "chosen": statistics.median(chosen),
-        "commits": statistics.median(pairs),
-    }
+        asyncio.run(_one_by_one(folder, flows, taken))
+    return {variant: statistics.median(times) for variant, times in taken.items()}
 
 
 def stall(flows: int) -> dict[str, float]:
@@ -184,44 +181,47 @@ async def _tick(lags: list[float]) -> None:
         lags.append(max(perf_counter() - due, 0.0))
 
 
-async def _one_by_one(folder: str, flows: int) -> tuple[list[float], list[float]]:
-    minted: list[float] = []
-    chosen: list[float] = []
+async def _one_by_one(folder: str, flows: int, taken: dict[str, list[float]]) -> None:
+    bare = _BareCommits(folder)
     async with _sqlite(folder) as store, lf.WorkflowRuntime(store) as runtime:
         for value in range(flows):
-            for taken, execution_id in ((minted, None), (chosen, f"alone-{value}")):
+            for variant, execution_id in (("minted", None), ("chosen", f"alone-{value}")):
                 begun = perf_counter()
                 handle = await runtime.start(one_step, value, execution_id=execution_id)
                 output = await handle.result()
-                taken.append(perf_counter() - begun)
+                taken[variant].append(perf_counter() - begun)
                 if output != value + 1:
                     raise AssertionError("a flow returned another flow's output")
-    return minted, chosen
+            taken["commits"].append(bare.commit(1) + bare.commit(EVENTS - 1))
+    bare.close()
 
 
-def _bare_commits(folder: str, sizes: list[int]) -> list[float]:
-    """Seconds of each transaction of a loop that inserts so many rows and commits, with nothing around it."""
-    from loomfast.stores import _sqlite_rows as rows
-    from loomfast.stores import _sqlite_schema as schema
+class _BareCommits:
+    """Inserts rows and commits, with nothing around it: the store's driver, pragmas and columns."""
 
-    connection = schema.open_writer(os.path.join(folder, "bare.db"), "FULL", 5_000)
-    insert = f"INSERT INTO events ({rows.COLUMNS}) VALUES ({','.join('?' * rows.WIDTH)})"
-    body = lf.encode({"key": "add_one", "output": 1})
-    taken: list[float] = []
-    position = 0
-    try:
-        for size in sizes:
-            events = [
-                rows.to_row(1, position + n, lf.Envelope("bare", position + n, "note", body, 0, "note"))
-                for n in range(1, size + 1)
-            ]
-            position += size
-            begun = perf_counter()
-            connection.execute("BEGIN IMMEDIATE")
-            for event in events:
-                connection.execute(insert, event)
-            connection.execute("COMMIT")
-            taken.append(perf_counter() - begun)
-    finally:
-        connection.close()
-    return taken
+    def __init__(self, folder: str) -> None:
+        from loomfast.stores import _sqlite_rows as rows
+        from loomfast.stores import _sqlite_schema as schema
+
+        self._connection = schema.open_writer(os.path.join(folder, "bare.db"), "FULL", 5_000)
+        self._to_row = rows.to_row
+        self._insert = f"INSERT INTO events ({rows.COLUMNS}) VALUES ({','.join('?' * rows.WIDTH)})"
+        self._position = 0
+
+    def commit(self, rows: int) -> float:
+        """Commit so many rows, and return the seconds it took."""
+        body = lf.encode({"key": "add_one", "output": 1})
+        events = [
+            self._to_row(1, place, lf.Envelope("bare", place, "note", body, 0, "note"))
+            for place in range(self._position + 1, self._position + rows + 1)
+        ]
+        self._position += rows
+        begun = perf_counter()
+        self._connection.execute("BEGIN IMMEDIATE")
+        for event in events:
+            self._connection.execute(self._insert, event)
+        self._connection.execute("COMMIT")
+        return perf_counter() - begun
+
+    def close(self) -> None:
+        self._connection.close()
