@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "readmodels": BASE | {"_kernels", "stores", "_runtime"},
     "verification": BASE | {"_kernels", "_core", "stores"},
     "__main__": {"cli"},
-    "bench": BASE | {"_kernels", "_core", "stores", "_runtime", "_pure", "_native", ""},
+    "bench": BASE | {"_kernels", "_core", "stores", "_runtime", "testing", "_pure", "_native", ""},
     "testing": BASE | {"_kernels", "_core", "stores", "_runtime"},
     "examples": {""},
     "cli": BASE | {"_kernels", "_core", "stores", "_runtime", "bench", "examples", ""},
