@@ -3,106 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 import loomfast as lf
-from loomfast._core.emit_rule import EmitRule, Verdict
-from loomfast._kernels import encode_digest
-from loomfast._runtime.context import WorkflowContext
-from loomfast._runtime.effects import LiveStep
-from loomfast._runtime.journal import ExecutionJournal
+from loomfast._core.emit_rule import Verdict
 from loomfast.testing import Crash, InvariantError, crash_matrix, play_case
+from tests.breakages import (
+    Patch,
+    attempts_begin_again,
+    drains_do_not_wait,
+    emits_know_no_segment,
+    forgets,
+    in_doubt_runs_again,
+    loses_an_event,
+    the_in_flight_window_is_off,
+    the_unsettled_flag_is_off,
+    verdict,
+)
 from tests.crash.flows import SCENARIOS
 from tests.crash.stores import memory
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
-Patch = pytest.MonkeyPatch
-
-
-def verdict(always: Verdict) -> Callable[[Patch], None]:
-    return lambda patch: patch.setattr(EmitRule, "judge", lambda self, *emit, inside=False: always)
-
-
-def the_unsettled_flag_is_off(patch: Patch) -> None:
-    patch.setattr(EmitRule, "ended_unsettled", lambda self: None)
-
-
-def the_in_flight_window_is_off(patch: Patch) -> None:
-    true = EmitRule.judge
-    patch.setattr(EmitRule, "judge", lambda self, *emit, inside=False: true(self, *emit))
-    patch.setattr(EmitRule, "began", lambda self: None)
-    patch.setattr(EmitRule, "ended", lambda self: None)
-
-
-def emits_know_no_segment(patch: Patch) -> None:
-    patch.setattr(
-        "loomfast._runtime.context.encode_digest", lambda segment, *content: encode_digest(0, *content)
-    )
-
-
-class Forgetful:
-    """A state that has forgotten its steps, or its decisions."""
-
-    def __init__(self, state: Any, what: str) -> None:
-        self._state = state
-        self._what = what
-
-    def __getattr__(self, name: str) -> Any:
-        return {} if name == self._what else getattr(self._state, name)
-
-
-def forgets(what: str) -> Callable[[Patch], None]:
-    def broken(patch: Patch) -> None:
-        true = WorkflowContext.__init__
-
-        class Journal:
-            def __init__(self, journal: ExecutionJournal) -> None:
-                self._journal = journal
-
-            def __getattr__(self, name: str) -> Any:
-                value = getattr(self._journal, name)
-                return Forgetful(value, what) if name == "state" else value
-
-        def init(self: WorkflowContext, journal: ExecutionJournal, deps: Any) -> None:
-            true(self, journal, deps)
-            self._journal = Journal(journal)  # type: ignore[assignment]  # that is the breakage
-
-        patch.setattr(WorkflowContext, "__init__", init)
-
-    return broken
-
-
-def drains_do_not_wait(patch: Patch) -> None:
-    async def at_once(self: ExecutionJournal) -> None:
-        pass
-
-    patch.setattr(ExecutionJournal, "drain", at_once)
-    patch.setattr(ExecutionJournal, "outcomes_durable", at_once)
-
-
-def loses_an_event(patch: Patch) -> None:
-    true = ExecutionJournal.commit
-
-    def commit(self: ExecutionJournal, event_type: str, *rest: Any, **more: Any) -> Any:
-        if event_type != "C":
-            return true(self, event_type, *rest, **more)
-        return None
-
-    patch.setattr(ExecutionJournal, "commit", commit)
-
-
-def attempts_begin_again(patch: Patch) -> None:
-    def first(tools: Any, step: Any, key: str, number: int, digest: str) -> Any:
-        return LiveStep(tools, step, key, 1, digest)
-
-    patch.setattr("loomfast._runtime.context.LiveStep", first)
-
-
-def in_doubt_runs_again(patch: Patch) -> None:
-    patch.setattr(WorkflowContext, "_park_in_doubt", lambda self, key, phase: None)
-
 
 REPEATABLE = "a re-run may not make it"
 CASES: dict[str, tuple[Callable[[Patch], None], str, str]] = {

@@ -14,7 +14,7 @@ from loomfast.testing.crash import (
     play_case,
 )
 from loomfast.testing.crashing import Crash, CrashingStore, ProcessKilled
-from loomfast.testing.invariants import InvariantError, check_invariants
+from loomfast.testing.invariants import InvariantError, check_invariants, log_faults
 from loomfast.testing.time import (
     VirtualClock,
     VirtualExecutor,
@@ -44,6 +44,7 @@ __all__ = [
     "check_invariants",
     "counted_ids",
     "crash_matrix",
+    "log_faults",
     "look_at_the_world",
     "play_case",
     "run_virtual",

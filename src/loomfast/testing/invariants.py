@@ -1,6 +1,7 @@
-"""What must hold of every log, whatever happened to the processes that wrote it: one function.
+"""What must hold of every log, whatever happened to the processes that wrote it.
 
-What lives here: `check_invariants`. What must not: how a case is played (crash), what effects did (world).
+What lives here: `check_invariants`, for a case of the matrix, and `log_faults`, for any log. What must not:
+how a case is played (crash), what effects did (world).
 
 It looks at a log from outside and shares nothing with the emit rule, the context or the journal: it must not
 repeat their mistakes. Its only help is `clean`, the same scenario without a crash; what each run emitted, as
@@ -37,7 +38,7 @@ JSON form) is declared by the scenario (`unstamped`), as are paths that an unset
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from loomfast._events import END_KIND, KIND_NAMES, RESERVED
 from loomfast._kernels import Envelope, fold_events
@@ -66,9 +67,7 @@ def check_invariants(played: Played, clean: Played) -> None:
     """Raise `InvariantError` unless everything holds of `played`; `clean` is its scenario without a crash."""
     broken = [
         *played.world.violations,
-        *_shape(played.log),
-        *_steps(played.log),
-        *_folds(played),
+        *log_faults(played.log),
         *_result(played, clean),
         *_emits(played, clean),
     ]
@@ -79,15 +78,23 @@ def check_invariants(played: Played, clean: Played) -> None:
 # --- shape ---------------------------------------------------------------------------------------
 
 
-def _shape(log: list[Envelope]) -> Iterator[str]:
+def log_faults(log: Sequence[Envelope], *, ended: bool = True) -> list[str]:
+    """Return what is wrong with a whole log by itself, a sentence each: its shape, its steps, its fold.
+
+    With `ended`, there must be a terminal fact. Which emits it should hold, a log alone does not show.
+    """
+    return [*_shape(log, ended), *_steps(log), *_folds(log)]
+
+
+def _shape(log: Sequence[Envelope], ended: bool) -> Iterator[str]:
     if [event.sequence for event in log] != list(range(len(log))):
         yield "the sequences have a gap or a repeat"
     if not log or log[0].event_type != "EXECUTION_STARTED":
         yield "the log does not begin with EXECUTION_STARTED"
     ends = [event.sequence for event in log if event.event_type in _ENDS]
-    if len(ends) != 1:
+    if len(ends) > 1 or (ended and not ends):
         yield f"{len(ends)} terminal facts, at {ends}; there must be one"
-    elif ends[0] != log[-1].sequence:
+    elif ends and ends[0] != log[-1].sequence:
         yield f"events behind the terminal fact at {ends[0]}"
     opened, passed, decided = 0, 0, set()
     for event in log:
@@ -108,7 +115,7 @@ def _shape(log: list[Envelope]) -> Iterator[str]:
             decided.add(payload["id"])
 
 
-def _steps(log: list[Envelope]) -> Iterator[str]:
+def _steps(log: Sequence[Envelope]) -> Iterator[str]:
     attempts: dict[str, int] = {}
     open_since: dict[str, int] = {}
     settled: set[str] = set()
@@ -136,12 +143,12 @@ def _steps(log: list[Envelope]) -> Iterator[str]:
                 settled.add(key)
 
 
-def _folds(played: Played) -> Iterator[str]:
-    if not played.log:
+def _folds(log: Sequence[Envelope]) -> Iterator[str]:
+    if not log:
         return
-    whole = fold_events(None, played.log)
+    whole = fold_events(None, log)
     state = None
-    for event in played.log:
+    for event in log:
         state = fold_events(state, (event,))
     if state != whole:
         yield "folding the log event by event gives another state than folding it whole"
