@@ -45,6 +45,36 @@ async def test_of_two_answers_to_a_fenced_execution_one_counts_and_is_driven_to_
             assert kinds(await store.read(execution)).count("go") == 1
 
 
+async def test_who_attached_to_an_execution_waits_on_when_it_is_fenced_out_here(
+    open_store: OpenStore,
+) -> None:
+    async with open_store() as store, runtime(store, gated) as one, runtime(store, gated) as two:
+        began = asyncio.Event()
+        gates = [asyncio.Event(), asyncio.Event()]
+        runs = iter(gates)
+
+        @lf.flow
+        async def slow(ctx: lf.WorkflowContext, input: Any) -> str:
+            began.set()
+            await next(runs).wait()
+            ctx.emit("note")
+            return "done"
+
+        two.register(slow)
+        starter = await one.start(slow, execution_id="x")
+        await began.wait()
+        attached = asyncio.create_task(one.handle("x").result())
+        starting = asyncio.create_task(starter.result())
+        await asyncio.sleep(0)
+        await two.recover("x")
+        gates[0].set()
+        with pytest.raises(lf.StorageWriteError):  # the run that its handle began could not go on
+            await starting
+        gates[1].set()
+        async with asyncio.timeout(10):
+            assert await attached == "done"
+
+
 async def test_a_cancel_whose_caller_is_cancelled_is_made_whole(open_store: OpenStore) -> None:
     async with open_store() as store, runtime(store, gated) as rt:
         for hops in range(8):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 
-from loomfast._errors import LeaseLostError, LoomError, StorageWriteError, UnknownExecutionError
+from loomfast._errors import LeaseLostError, StorageWriteError, UnknownExecutionError
 from loomfast._kernels import State
 from loomfast._runtime.driven import DrivenExecutions
 from loomfast._runtime.execution import DrivenExecution
@@ -38,10 +38,11 @@ class Waiting:
     ) -> State:
         """Wait until the execution has one of `statuses`, durably, and return its state.
 
-        An execution driven elsewhere is looked at every `POLL_S` seconds, and when the store tells of it.
-        Raises `UnknownExecutionError`, what keeps an execution driven here from resting (`StorageWriteError`,
-        `RuntimeClosedError`), and the failure of `rest`, a run that has ended, once nobody here drives the
-        execution.
+        An execution driven elsewhere is looked at every `POLL_S` seconds, and when the store tells of it; so
+        is one that was driven here and has been fenced out, by whoever waits for more than `rest`, the run
+        that its handle began. Raises `UnknownExecutionError`, what keeps an execution driven here from
+        resting (`StorageWriteError`, `RuntimeClosedError`), and the failure of `rest`, once nobody here
+        drives the execution.
         """
         state: State | None
         while True:
@@ -50,9 +51,11 @@ class Waiting:
                 try:
                     state = await live.rest.wait()
                 except (StorageWriteError, LeaseLostError) as error:
-                    state = await self._after(live, error)
-                if state is not None and state.status in statuses:
-                    return state
+                    if not fenced_out(error):
+                        raise
+                else:
+                    if state.status in statuses:
+                        return state
             with self._driven.watching(execution_id) as watcher:
                 if self._driven.live(execution_id) is not None:
                     continue
@@ -64,16 +67,6 @@ class Waiting:
                 if state is None:
                     raise UnknownExecutionError(execution_id)
                 await self._until(watcher, POLL_S)
-
-    async def _after(self, live: DrivenExecution, error: LoomError) -> State | None:
-        """What became of an execution that could not go on here, or `error` again."""
-        if not fenced_out(error):
-            raise error
-        # It is for the store to say.
-        state = await self._driven.states.find(live.journal.execution_id)
-        if state is None or state.ended is None:
-            raise error
-        return state
 
     async def _until(self, watcher: asyncio.Future[None], seconds: float) -> None:
         pause = asyncio.get_running_loop().create_task(self._pause(seconds))
