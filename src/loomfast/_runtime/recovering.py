@@ -148,8 +148,10 @@ class Recovering:
             live = await self.recover(execution_id, max_crashes)
             if live is None:
                 return Recovered(execution_id, "skipped", "it rests by now")
-            if not live.rest.done or live.rest.failure is not None:
+            if not live.rest.done:
                 await live.rest.wait()
+            elif live.rest.failure is not None:  # it was over before this task had its turn
+                raise live.rest.failure
             return Recovered(execution_id, "recovered")
         except LeaseHeldError as error:
             return Recovered(execution_id, "skipped", "another process holds its lease", error)
