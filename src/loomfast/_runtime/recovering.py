@@ -76,10 +76,9 @@ class Recovering:
             found = recovery.found(account, execution_id, _progress(state), max_crashes)
             if found is not None:
                 await recoveries.put(found)
-                self._counted.add(execution_id)
                 if found.set_aside is not None:
-                    self._counted.discard(execution_id)
                     raise ExecutionSetAsideError(execution_id, found.set_aside)
+                self._counted.add(execution_id)
             elif account is not None:
                 await recoveries.delete(execution_id)
             return driven.drive(flow, driven.journal(execution_id, state=state, fence=fence))

@@ -5,11 +5,11 @@ What lives here: `Waiting`, behind every handle. What must not: anything that ch
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection
 
 from loomfast._errors import LeaseLostError, LoomError, StorageWriteError, UnknownExecutionError
 from loomfast._kernels import State
+from loomfast._runtime.clock import done_within
 from loomfast._runtime.driven import DrivenExecutions
 from loomfast._runtime.execution import DrivenExecution
 from loomfast._runtime.handle import ExecutionHandle
@@ -63,7 +63,7 @@ class Waiting:
                     raise rest.failure
                 if state is None:
                     raise UnknownExecutionError(execution_id)
-                await self._until(watcher, POLL_S)
+                await done_within(self._driven.deps.clock, POLL_S, watcher)
 
     async def _after(self, live: DrivenExecution, error: LoomError) -> State | None:
         """What became of an execution that could not go on here, or `error` again."""
@@ -74,13 +74,3 @@ class Waiting:
         if state is None or state.ended is None:
             raise error
         return state
-
-    async def _until(self, watcher: asyncio.Future[None], seconds: float) -> None:
-        pause = asyncio.get_running_loop().create_task(self._pause(seconds))
-        try:
-            await asyncio.wait((watcher, pause), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            pause.cancel()
-
-    async def _pause(self, seconds: float) -> None:
-        await self._driven.deps.clock.sleep(seconds)
