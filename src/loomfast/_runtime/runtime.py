@@ -154,9 +154,11 @@ class WorkflowRuntime:
 
         With `execution_id`, start is start-once (ADR 0103): sequence 0 is durable before the body runs, and a
         repeat raises `ExecutionAlreadyExistsError` with no effect run and no event delivered. Without, a new
-        id is made and nothing is waited for. Raises `InputValidationError`, `JsonFormError`, and with a
-        chosen id `StorageWriteError` or `StartFencedOutError`. Cancelled with a chosen id, the execution may
-        exist.
+        id is made and nothing is waited for, save the lease where there are leases. Raises
+        `InputValidationError`, `JsonFormError`, and with a chosen id `StorageWriteError` or
+        `StartFencedOutError`; with leases also `LeaseHeldError`, when another process holds the chosen id for
+        longer than `lease_ttl_s` and writes nothing, and what acquiring a lease raises. Cancelled with a
+        chosen id, or with leases, the execution may exist.
         """
         self._driven.check_open()
         live = await self._starting.start(flow, input, execution_id, compute_target, fence)

@@ -39,8 +39,8 @@ class Waiting:
         """Wait until the execution has one of `statuses`, durably, and return its state.
 
         An execution driven elsewhere is looked at every `POLL_S` seconds, and when the store tells of it.
-        Raises `UnknownExecutionError`, what keeps an execution driven here from resting (`StorageWriteError`,
-        `RuntimeClosedError`), and the failure of `rest`, a run that has ended, once nobody here drives the
+        Raises `UnknownExecutionError`, what keeps an execution driven here from resting (see
+        `DrivenExecution`), and the failure of `rest`, a run that has ended, once nobody here drives the
         execution.
         """
         state: State | None
