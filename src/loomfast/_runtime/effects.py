@@ -43,7 +43,7 @@ from loomfast._events import (
 from loomfast._kernels import decode, encode
 from loomfast._runtime.clock import done_within, timer
 from loomfast._runtime.journal import ExecutionJournal, Room
-from loomfast._runtime.signals import ReleaseSignal, RunSignal
+from loomfast._runtime.signals import RunSignal, WindDownSignal
 from loomfast._runtime.threads import LoopCalls
 
 # The emit rule of the run that is executing an effect or decider in this context, if one is.
@@ -275,9 +275,9 @@ class LiveStep:
         finally:
             self._pause = None
         if self._tools.deps.closing.begun:
-            raise ReleaseSignal
+            raise WindDownSignal
 
-    def release(self) -> None:
+    def wind_down(self) -> None:
         """The runtime closes: what waits until it may try again need not wait any longer."""
         if self._pause is not None and not self._pause.done():
             self._pause.set_result(None)

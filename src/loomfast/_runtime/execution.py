@@ -142,7 +142,7 @@ class DrivenExecution:
                 self._cancelled
                 or context._parked
                 or context._stopped_by
-                or context._released
+                or context._wound_down
                 or journal.failure is not None
                 or isinstance(error, RunSignal)
             ):
@@ -155,7 +155,7 @@ class DrivenExecution:
         context._end()
         if journal.failure is not None:
             raise journal.failure
-        if self._stopping or (context._released and not self._cancelled):
+        if self._stopping or (context._wound_down and not self._cancelled):
             raise asyncio.CancelledError
         if context._stopped_by is not None and not self._cancelled:
             raise context._stopped_by
@@ -221,10 +221,10 @@ class DrivenExecution:
         """Whether an effect or decider has yet to end."""
         return self._context is not None and self._context._busy
 
-    def release(self) -> None:
+    def wind_down(self) -> None:
         """The runtime closes: what waits to be tried again stops, without an outcome."""
         if self._context is not None:
-            self._context._release()
+            self._context._wind_down()
 
     async def unwound(self, within_s: float) -> None:
         """Wait until the run is over, at most `within_s` seconds. Raises nothing."""
