@@ -379,10 +379,10 @@ class StoreFullError(StorageWriteError):
 
 
 class StoreReadOnlyError(StorageWriteError):
-    """The file of the store, or its folder, cannot be written by this process."""
+    """The store cannot be written: file and folder by this process, or the database by this role."""
 
     code = "store-read-only"
-    hint = "Give this process the right to write the file and its folder; reads go on."
+    hint = "Give this process the right to write there; reads go on."
 
 
 class StoreLostError(StorageError):

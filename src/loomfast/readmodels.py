@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from loomfast._errors import BadInputError, StoreReadError
-from loomfast._runtime.clock import Clock, SystemClock
+from loomfast._runtime.clock import Clock, SystemClock, done_within
 from loomfast.stores import EventStore, PositionedEvent
 
 
@@ -113,14 +113,11 @@ class CatchUpReader:
             return
 
     async def _pause(self) -> None:
-        waits = [
-            asyncio.ensure_future(wait) for wait in (self._woken.wait(), self._clock.sleep(self._poll_s))
-        ]
+        woken = asyncio.ensure_future(self._woken.wait())
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            await done_within(self._clock, self._poll_s, woken)
         finally:
-            for wait in waits:
-                wait.cancel()
+            woken.cancel()
 
 
 class PositionKeeper(Protocol):

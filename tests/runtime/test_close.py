@@ -93,7 +93,7 @@ def test_a_flow_that_comes_to_its_next_effect_during_the_grace_stops_there_witho
             assert log == ["EXECUTION_STARTED", "STEP_STARTED", "STEP_COMPLETED"]
             with pytest.raises(lf.RuntimeClosedError):
                 await handle.result()
-        assert seen == ["ReleaseSignal"] * 2
+        assert seen == ["WindDownSignal"] * 2
 
     run_virtual(main())
 

@@ -325,3 +325,14 @@ async def test_a_damaged_outcome_is_reported_as_itself_and_counts_no_crash() -> 
         assert (report.outcome, type(report.error)) == ("failed", lf.StoreReadError)
         assert "sequence 2" in str(report.reason)
         assert await store.recoveries.get("x") is None
+
+
+async def test_a_run_that_cannot_go_on_in_its_very_first_turn_is_reported_with_its_reason() -> None:
+    store = lf.MemoryEventStore()
+    await leave_behind(store, "x")
+    started = {"key": "s", "stepId": "s", "attempt": 1, "inputDigest": "0" * 16}
+    await store.append(lf.Envelope.make("x", 1, "STEP_STARTED", started, 0))
+    await store.append(lf.Envelope.make("x", 2, "STEP_COMPLETED", {"key": "s", "output": 1}, 0))
+    async with runtime(store, works) as rt:  # which asks with another input
+        (report,) = await rt.recover_abandoned()
+    assert (report.outcome, type(report.error)) == ("failed", lf.DeterminismError)

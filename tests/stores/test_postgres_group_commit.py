@@ -12,6 +12,7 @@ from loomfast._kernels import fold_events
 from loomfast.stores import PostgresEventStore
 from loomfast.stores import _postgres_ledger as ledger
 from loomfast.stores import _postgres_writer as writer
+from loomfast.stores._threads import ANSWERS_A_TURN
 
 from .conftest import OpenPostgres
 from .logs import event, log
@@ -58,7 +59,7 @@ async def test_many_callers_are_answered_a_few_at_a_time(open_postgres: OpenPost
             before = sum(call.done() for call in calls)
             await asyncio.sleep(0)
             turns.append(sum(call.done() for call in calls) - before)
-        assert max(turns) <= writer._ANSWERS_A_TURN
+        assert max(turns) <= ANSWERS_A_TURN
         assert len(await store.read_all()) == 100
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Clock(Protocol):
@@ -27,3 +27,21 @@ class SystemClock:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+
+def timer(clock: Clock, seconds: float) -> asyncio.Task[None]:
+    """Return a task that is done after so many seconds. Whoever does not need it any more cancels it."""
+    return asyncio.get_running_loop().create_task(_sleep(clock, seconds))
+
+
+async def _sleep(clock: Clock, seconds: float) -> None:
+    await clock.sleep(seconds)
+
+
+async def done_within(clock: Clock, seconds: float, future: asyncio.Future[Any]) -> None:
+    """Wait until a future is done, at most so many seconds. Raises nothing of it, and never cancels it."""
+    pause = timer(clock, seconds)
+    try:
+        await asyncio.wait((future, pause), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        pause.cancel()

@@ -45,7 +45,7 @@ class Closing:
         driven = self._driven
         stopped = tuple(driven.executions.values())
         for live in stopped:
-            live.release()
+            live.wind_down()
         await asyncio.gather(*(live.unwound(grace_s) for live in stopped if live.busy))
         await asyncio.gather(*(live.stop(STOP_S) for live in stopped))
         unfinished = {*driven.calls, *self._history.snapshots_due}

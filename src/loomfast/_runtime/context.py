@@ -37,7 +37,7 @@ from loomfast._runtime.effects import EffectTools, LiveStep, executing, served_f
 from loomfast._runtime.hooks import logger
 from loomfast._runtime.journal import ExecutionJournal, Room
 from loomfast._runtime.recorded import read_recorded
-from loomfast._runtime.signals import AbortSignal, CancelSignal, ReleaseSignal, SuspendSignal
+from loomfast._runtime.signals import AbortSignal, CancelSignal, SuspendSignal, WindDownSignal
 from loomfast._runtime.threads import LoopCalls
 from loomfast._runtime.ui import SurfacePatches
 
@@ -67,7 +67,7 @@ class WorkflowContext:
         self._warned: set[str] = set()
         self._parked = False
         self._cancelled = False
-        self._released = False
+        self._wound_down = False
         self._divergence: DeterminismError | None = None
         self._damage: StoreReadError | None = None
         self._ended = False
@@ -139,8 +139,8 @@ class WorkflowContext:
             # The flow goes on with a cancellation, and the next run with the step's outcome, if it has one.
             self._rule.ended_unsettled()
             raise
-        except ReleaseSignal:
-            self._released = True
+        except WindDownSignal:
+            self._wound_down = True
             raise
         finally:
             if self._here is live:
@@ -420,8 +420,8 @@ class WorkflowContext:
         self._check_recording()
         if self._cancelled:
             raise CancelSignal
-        if self._released:
-            raise ReleaseSignal
+        if self._wound_down:
+            raise WindDownSignal
         if self._parked:
             raise SuspendSignal
         if self._stopped_by is not None:
@@ -431,8 +431,8 @@ class WorkflowContext:
         """Raise unless an effect or decider may begin: none does once the runtime closes."""
         self._check()
         if self._deps.closing.begun:
-            self._released = True
-            raise ReleaseSignal
+            self._wound_down = True
+            raise WindDownSignal
 
     def _check_recording(self) -> None:
         """Raise unless this run may still record what it has done."""
@@ -501,12 +501,12 @@ class WorkflowContext:
         """Whether an effect or decider of this run has yet to end."""
         return bool(self._here or self._live or self._deliberating)
 
-    def _release(self) -> None:
+    def _wind_down(self) -> None:
         """The runtime closes: what runs may finish; what waits to be tried again stops waiting."""
         if self._here is not None:
-            self._here.release()
+            self._here.wind_down()
         for live in self._live.values():
-            live.release()
+            live.wind_down()
 
     def _close(self) -> None:
         """Stop the steps that still run without recording an outcome for them."""

@@ -41,9 +41,9 @@ from loomfast._events import (
     Opaque,
 )
 from loomfast._kernels import decode, encode
-from loomfast._runtime.clock import Clock
+from loomfast._runtime.clock import done_within, timer
 from loomfast._runtime.journal import ExecutionJournal, Room
-from loomfast._runtime.signals import ReleaseSignal, RunSignal
+from loomfast._runtime.signals import RunSignal, WindDownSignal
 from loomfast._runtime.threads import LoopCalls
 
 # The emit rule of the run that is executing an effect or decider in this context, if one is.
@@ -268,19 +268,16 @@ class LiveStep:
 
     async def _rest(self, seconds: float) -> None:
         """Wait until it may try again; it may not once the runtime closes."""
-        loop = asyncio.get_running_loop()
-        self._pause = loop.create_future()
-        nap = loop.create_task(_nap(self._tools.deps.clock, seconds))
+        self._pause = asyncio.get_running_loop().create_future()
         try:
             if not self._tools.deps.closing.begun:
-                await asyncio.wait((nap, self._pause), return_when=asyncio.FIRST_COMPLETED)
+                await done_within(self._tools.deps.clock, seconds, self._pause)
         finally:
             self._pause = None
-            nap.cancel()
         if self._tools.deps.closing.begun:
-            raise ReleaseSignal
+            raise WindDownSignal
 
-    def release(self) -> None:
+    def wind_down(self) -> None:
         """The runtime closes: what waits until it may try again need not wait any longer."""
         if self._pause is not None and not self._pause.done():
             self._pause.set_result(None)
@@ -352,11 +349,10 @@ class _Attempt:
             self._fx._end()
 
     async def _in_time(self, input: object, timeout_s: float) -> Any:
-        loop = asyncio.get_running_loop()
-        effect = loop.create_task(self._effect(input))
-        timer = loop.create_task(_nap(self._tools.deps.clock, timeout_s))
+        effect = asyncio.get_running_loop().create_task(self._effect(input))
+        limit = timer(self._tools.deps.clock, timeout_s)
         try:
-            await asyncio.wait((effect, timer), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((effect, limit), return_when=asyncio.FIRST_COMPLETED)
             if not effect.done():
                 effect.cancel()
                 await asyncio.sleep(0)  # one that heeds it has ended when its caller goes on
@@ -366,12 +362,12 @@ class _Attempt:
             if not effect.cancelling():
                 effect.cancel()
             if not effect.done():
-                await asyncio.wait((effect, timer), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((effect, limit), return_when=asyncio.FIRST_COMPLETED)
             if effect.done() and not effect.cancelled():
                 return effect.result()  # it ended by itself all the same: that is its outcome
             raise
         finally:
-            timer.cancel()
+            limit.cancel()
             if not effect.done():
                 effect.add_done_callback(_drop)
             del effect
@@ -384,13 +380,8 @@ class _Attempt:
     async def over(self, bound_s: float) -> None:
         """Wait until the effect itself has ended, at most `bound_s` seconds."""
         if self._executing:
-            loop = asyncio.get_running_loop()
-            self._over = loop.create_future()
-            timer = loop.create_task(_nap(self._tools.deps.clock, bound_s))
-            try:
-                await asyncio.wait((self._over, timer), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                timer.cancel()
+            self._over = asyncio.get_running_loop().create_future()
+            await done_within(self._tools.deps.clock, bound_s, self._over)
 
     async def _effect(self, input: object) -> Any:
         executing.set(self._tools.rule)
@@ -454,10 +445,6 @@ def _call(step: StepDefinition, fx: EffectContext, input: object) -> Any:
 
 def _around(middleware: EffectMiddleware, fx: EffectContext, proceed: Proceed) -> Proceed:
     return lambda: middleware(fx, proceed)
-
-
-async def _nap(clock: Clock, seconds: float) -> None:
-    await clock.sleep(seconds)
 
 
 def _drop(effect: asyncio.Task[Any]) -> None:

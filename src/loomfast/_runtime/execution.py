@@ -1,6 +1,7 @@
 """One execution that this process drives: run after run, until it rests.
 
-An execution *rests* when it is suspended with no answer, has ended, or cannot go on because a write failed.
+An execution *rests* when it is suspended with no answer, or has ended. It may also be unable to go on: a
+write failed, its log is damaged or is not what the flow asks for, its lease was lost, the runtime closed.
 What lives here: the loop that runs the flow's body and turns how it ended into the log's next fact. What must
 not: deciding which executions to drive (the runtime).
 """
@@ -41,9 +42,9 @@ class DrivenExecution:
     """Drives one execution.
 
     `rest` tells of the state at rest, or of what kept it from resting: the `StorageWriteError` of a failed
-    write, the `DeterminismError` of a run that left its log, the `StoreReadError` of a damaged event, or a
-    `RuntimeClosedError`. `at_end` is called with this and the state at rest, or None, before any waiter is
-    told.
+    write, the `DeterminismError` of a run that left its log, the `StoreReadError` of a damaged event, a
+    `LeaseLostError`, or a `RuntimeClosedError`. `at_end` is called with this and the state at rest, or None,
+    before any waiter is told.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class DrivenExecution:
         self.flow = flow
         self.journal = journal
         self.rest = Rest()
-        self.closing = False
+        self._stopping = False
         self._at_end = at_end
         self._deps = deps
         self._cancelled = False
@@ -70,7 +71,7 @@ class DrivenExecution:
     def begin(self, context: contextvars.Context) -> None:
         """Start driving; the first run sees these context variables, any other sees the runtime's.
 
-        The task ends when the execution rests or the runtime closes. Not if that has happened already.
+        The task ends when the execution rests or the runtime closes. Nothing happens if it has already.
         """
         if not self.rest.done:
             self._task = asyncio.get_running_loop().create_task(self._drive(), context=context)
@@ -110,7 +111,7 @@ class DrivenExecution:
             # Without its traceback, which would keep the frames of the flow, and this one, and so itself.
             self._failure = error.with_traceback(None)
         except asyncio.CancelledError:
-            if not (self.closing or self._deps.closing.begun):
+            if not (self._stopping or self._deps.closing.begun):
                 raise
         else:
             state = journal.state
@@ -141,7 +142,7 @@ class DrivenExecution:
                 self._cancelled
                 or context._parked
                 or context._stopped_by
-                or context._released
+                or context._wound_down
                 or journal.failure is not None
                 or isinstance(error, RunSignal)
             ):
@@ -154,7 +155,7 @@ class DrivenExecution:
         context._end()
         if journal.failure is not None:
             raise journal.failure
-        if self.closing or (context._released and not self._cancelled):
+        if self._stopping or (context._wound_down and not self._cancelled):
             raise asyncio.CancelledError
         if context._stopped_by is not None and not self._cancelled:
             raise context._stopped_by
@@ -163,7 +164,7 @@ class DrivenExecution:
 
     def _stopped(self, error: BaseException) -> bool:
         """Whether the run was stopped by `close`, or with the loop it is on: that is no outcome."""
-        if self.closing:
+        if self._stopping:
             return True
         task = asyncio.current_task()
         foreign = self.journal.failure is None and not self._cancelled
@@ -220,10 +221,10 @@ class DrivenExecution:
         """Whether an effect or decider has yet to end."""
         return self._context is not None and self._context._busy
 
-    def release(self) -> None:
+    def wind_down(self) -> None:
         """The runtime closes: what waits to be tried again stops, without an outcome."""
         if self._context is not None:
-            self._context._release()
+            self._context._wind_down()
 
     async def unwound(self, within_s: float) -> None:
         """Wait until the run is over, at most `within_s` seconds. Raises nothing."""
@@ -238,7 +239,7 @@ class DrivenExecution:
         `error` is what keeps the execution from resting, `RuntimeClosedError` unless given. What ignores its
         cancellation, and the threads of sync steps, are named in a warning and left behind.
         """
-        self.closing = True
+        self._stopping = True
         self._failure = self._failure or error
         steps = {} if self._context is None else dict(self._context._live)
         here = None if self._context is None else self._context._here

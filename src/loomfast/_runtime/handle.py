@@ -35,9 +35,10 @@ class ExecutionHandle:
     async def rest(self) -> State:
         """Wait until the execution rests (suspended or ended) and return its durable state.
 
-        Raises `StorageWriteError` when it rests because a write failed, `StoreReadError` when it cannot go on
-        because its log is damaged, `UnknownExecutionError` when there is
-        no such execution. Cancelling the wait does not touch the execution.
+        Raises `UnknownExecutionError` when there is no such execution, and what keeps one that is driven here
+        from going on: `StorageWriteError` (a write failed), `StoreReadError` (its log is damaged),
+        `DeterminismError`, `LeaseLostError`, `RuntimeClosedError`. Cancelling the wait does not touch the
+        execution.
         """
         return await self._waiting.reach(self.execution_id, RESTING, self._rest)
 

@@ -8,7 +8,8 @@ Theory of operation
 `commit` gives an event the next sequence, folds it into `state`, tells `on_event`, and queues it; it does not
 wait. What has queued up by the loop's next turn, or by the time somebody waits for it, is appended, in order,
 one batch at a time, so that the log on the store is always a prefix of the log in memory. No task does this:
-`store.write` begins an append, and its future calls back. `drain` waits until the queue is empty: a
+`store.write` begins an append, and its future calls back. Between `hold` and `go` nothing goes out by itself:
+a start and the first step's beginning are one append. `drain` waits until the queue is empty: a
 suspension, a completion or an at-most-once effect is acknowledged only behind it.
 
 A failed write is final. The journal keeps the error, drops the queue and calls `on_failure`; from then on
@@ -91,7 +92,7 @@ class ExecutionJournal:
         self._queue: list[Envelope] = []  # what no append has taken yet
         self._groups: deque[tuple[int, int]] = deque()  # first and last sequence of what must not be parted
         self._held = False
-        self._due = False  # the loop will call `_flush`, or `go` will make it
+        self._due = False  # the loop will call `_flush_due`, or `go` will have it do so
         self._writing: asyncio.Future[Exception | None] | None = None
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []  # for a sequence to be durable
 

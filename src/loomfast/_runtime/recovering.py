@@ -76,10 +76,9 @@ class Recovering:
             found = recovery.found(account, execution_id, _progress(state), max_crashes)
             if found is not None:
                 await recoveries.put(found)
-                self._counted.add(execution_id)
                 if found.set_aside is not None:
-                    self._counted.discard(execution_id)
                     raise ExecutionSetAsideError(execution_id, found.set_aside)
+                self._counted.add(execution_id)
             elif account is not None:
                 await recoveries.delete(execution_id)
             return driven.drive(flow, driven.journal(execution_id, state=state, fence=fence))
@@ -148,8 +147,10 @@ class Recovering:
             live = await self.recover(execution_id, max_crashes)
             if live is None:
                 return Recovered(execution_id, "skipped", "it rests by now")
-            if not live.rest.done or live.rest.failure is not None:
+            if not live.rest.done:
                 await live.rest.wait()
+            elif live.rest.failure is not None:  # it was over before this task had its turn
+                raise live.rest.failure
             return Recovered(execution_id, "recovered")
         except LeaseHeldError as error:
             return Recovered(execution_id, "skipped", "another process holds its lease", error)

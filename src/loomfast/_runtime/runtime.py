@@ -35,7 +35,7 @@ from loomfast._runtime.recovering import Recovered, Recovering
 from loomfast._runtime.starting import Starting
 from loomfast._runtime.waiting import Waiting
 from loomfast.stores import EventStore, Recovery
-from loomfast.stores._spi_leases import check_lease
+from loomfast.stores._spi_leases import check_ttl
 
 # How long, in seconds, a cancelled run may take to unwind, and an effect to finish when the runtime closes.
 CANCEL_GRACE_S = 10.0
@@ -120,9 +120,8 @@ class WorkflowRuntime:
         self._flows = FlowTable(flows)
         leases = None
         if lease_ttl_s is not None:
-            owner = entropy(16).hex()
-            check_lease(owner, owner, lease_ttl_s)
-            leases = LeaseKeeper(store.leases, deps.clock, owner, lease_ttl_s)
+            check_ttl(lease_ttl_s)
+            leases = LeaseKeeper(store.leases, deps.clock, entropy(16).hex(), lease_ttl_s)
         self._driven = driven = DrivenExecutions(store, deps, hooks, batch_events=batch_events, leases=leases)
         self._waiting = Waiting(driven)
         self._starting = Starting(driven, self._flows, id_factory)
@@ -154,9 +153,11 @@ class WorkflowRuntime:
 
         With `execution_id`, start is start-once (ADR 0103): sequence 0 is durable before the body runs, and a
         repeat raises `ExecutionAlreadyExistsError` with no effect run and no event delivered. Without, a new
-        id is made and nothing is waited for. Raises `InputValidationError`, `JsonFormError`, and with a
-        chosen id `StorageWriteError` or `StartFencedOutError`. Cancelled with a chosen id, the execution may
-        exist.
+        id is made and nothing is waited for, save the lease where there are leases. Raises
+        `InputValidationError`, `JsonFormError`, and with a chosen id `StorageWriteError` or
+        `StartFencedOutError`; with leases also `LeaseHeldError`, when another process holds the chosen id for
+        longer than `lease_ttl_s` and writes nothing, and what acquiring a lease raises. Cancelled with a
+        chosen id, or with leases, the execution may exist.
         """
         self._driven.check_open()
         live = await self._starting.start(flow, input, execution_id, compute_target, fence)
@@ -351,13 +352,13 @@ class WorkflowRuntime:
     async def close(self, *, grace_s: float | None = None) -> None:
         """Stop driving. Closing a process is not a cancellation: nothing is recorded as an outcome for it.
 
-        From now on every call but `handle`, `load_state` and `close` raises `RuntimeClosedError`, and no
-        effect begins. Effects that run may finish within `grace_s` seconds (the runtime's unless given), and
-        how they ended, a failure included, is recorded; a flow that then comes to its next effect stops
-        there. What still runs is cancelled, has 5 s to clean up, and leaves no outcome; what ignores that,
-        and the threads of sync steps, are named in a warning and left behind. What is queued is written
-        (30 s at most), what was running is marked as stopped in order, so that it counts as no crash when it
-        is recovered, and leases are given back.
+        From now on every call that does something to an execution raises `RuntimeClosedError` (`handle`,
+        `load_state` and `set_aside` only look), and no effect begins. Effects that run may finish within
+        `grace_s` seconds (the runtime's unless given), and how they ended, a failure included, is recorded; a
+        flow that then comes to its next effect stops there. What still runs is cancelled, has 5 s to clean
+        up, and leaves no outcome; what ignores that, and the threads of sync steps, are named in a warning
+        and left behind. What is queued is written (30 s at most), what was running is marked as stopped in
+        order, so that it counts as no crash when it is recovered, and leases are given back.
 
         A repeat waits for the first call, whose grace counts. Cancelling the caller does not stop it. The
         store stays open: it is the caller's.

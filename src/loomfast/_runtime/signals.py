@@ -24,5 +24,5 @@ class CancelSignal(RunSignal):
     """The execution is being cancelled: no further effect starts."""
 
 
-class ReleaseSignal(RunSignal):
+class WindDownSignal(RunSignal):
     """The runtime closes: the run stops before its next effect, and another one goes on from the log."""

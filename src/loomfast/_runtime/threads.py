@@ -1,4 +1,7 @@
-"""Calls that reach a context from another thread, such as that of a sync step.
+"""What reaches the event loop of a run from other threads.
+
+What lives here: `LoopCalls`, for calls of a context from the thread of a sync step, and `waker`, for a store
+that tells of changes on a thread of its own. What must not: what is called.
 
 A context belongs to the loop its run is on. A call from elsewhere is handed to that loop and waited for, so
 that it takes its place in the one order of events; an error it raises is raised to its caller.

@@ -5,11 +5,11 @@ What lives here: `Waiting`, behind every handle. What must not: anything that ch
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection
 
 from loomfast._errors import LeaseLostError, StorageWriteError, UnknownExecutionError
 from loomfast._kernels import State
+from loomfast._runtime.clock import done_within
 from loomfast._runtime.driven import DrivenExecutions
 from loomfast._runtime.execution import DrivenExecution
 from loomfast._runtime.handle import ExecutionHandle
@@ -41,8 +41,7 @@ class Waiting:
         An execution driven elsewhere is looked at every `POLL_S` seconds, and when the store tells of it; so
         is one that was driven here and has been fenced out, by whoever waits for more than `rest`, the run
         that its handle began. Raises `UnknownExecutionError`, what keeps an execution driven here from
-        resting (`StorageWriteError`, `RuntimeClosedError`), and the failure of `rest`, once nobody here
-        drives the execution.
+        resting (see `DrivenExecution`), and the failure of `rest`, once nobody here drives the execution.
         """
         state: State | None
         while True:
@@ -66,14 +65,4 @@ class Waiting:
                     raise rest.failure
                 if state is None:
                     raise UnknownExecutionError(execution_id)
-                await self._until(watcher, POLL_S)
-
-    async def _until(self, watcher: asyncio.Future[None], seconds: float) -> None:
-        pause = asyncio.get_running_loop().create_task(self._pause(seconds))
-        try:
-            await asyncio.wait((watcher, pause), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            pause.cancel()
-
-    async def _pause(self, seconds: float) -> None:
-        await self._driven.deps.clock.sleep(seconds)
+                await done_within(self._driven.deps.clock, POLL_S, watcher)

@@ -1,8 +1,9 @@
 """Whether a batch may be appended, and where its executions stand after it: one rule for every store.
 
 What lives here: `Head`, what a store must know of an execution to judge an append without reading its log,
-and `admit`, the judgement. What must not: storage, locks, asyncio. Whoever calls holds the store's write
-lock, so that a head cannot change between judgement and write.
+`admit`, the judgement, and the checks of what is read that stores share. What must not: storage, locks,
+asyncio. Whoever calls `admit` holds the store's write lock, so that a head cannot change between judgement
+and write.
 
 Invariant: `Head.status` and `Head.last_sequence` are those of the state the log folds to, as long as the
 log is one that folds.
@@ -17,6 +18,7 @@ from loomfast._errors import (
     BadInputError,
     DuplicateSequenceError,
     MalformedEventError,
+    PrefixTruncatedError,
     StaleFenceError,
     UnsupportedTypeError,
 )
@@ -153,6 +155,16 @@ def refuse_unstorable(envelopes: Sequence[Envelope]) -> None:
                 f"execution {event.execution_id!r}, sequence {event.sequence}: a payload of type "
                 f"{type(value).__qualname__} has no JSON form, and this store keeps JSON",
             )
+
+
+def check_range(execution_id: str, first: int, last: int | None, cut: int) -> None:
+    """Refuse a range that holds a sequence which was truncated, one of 1 to `cut` - 1.
+
+    Raises `PrefixTruncatedError`.
+    """
+    wanted = max(first, 1)
+    if wanted < cut and (last is None or wanted <= last):
+        raise PrefixTruncatedError(execution_id, wanted, cut)
 
 
 def check_page(after: int, limit: int) -> None:

@@ -1,7 +1,7 @@
 """What a copied event looks like, and what a branch may be called: one rule for every store.
 
-What lives here: `Copier`, which makes an execution's event another one's, and the checks of arguments that
-copying and branching share. What must not: storage, locks, asyncio.
+What lives here: `Copier`, which makes an execution's event another one's, the checks of arguments that
+copying and branching share, and when a name or an execution is taken. What must not: storage, locks, asyncio.
 
 Invariant: a copy differs from its source in its execution id (so in its own id), in its fence, which it has
 none of, and in the metadata that was merged in; in nothing else. Stamps above all survive, so that a fork
@@ -10,11 +10,11 @@ serves the emits it inherits (ADR 0102, D5).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from loomfast._errors import BadInputError
+from loomfast._errors import BadInputError, BranchExistsError
 from loomfast._kernels import Envelope, decode, encode
-from loomfast.stores._spi_branches import ORIGIN
+from loomfast.stores._spi_branches import ORIGIN, Branch
 
 # The envelope's own fields: they are not other metadata, and are not for a fork to set.
 _RESERVED = ("fence", "flowEmit")
@@ -69,6 +69,26 @@ def check_branch(name: str, execution_id: str, parent_id: str, cut: int) -> None
         raise BadInputError(f"execution {execution_id!r} cannot be a branch of itself")
     if cut < 0:
         raise BadInputError(f"cut={cut}: must be 0 or more")
+
+
+def there_already(
+    in_the_way: Iterable[Branch], name: str, execution_id: str, parent_id: str, cut: int
+) -> Branch | None:
+    """Return the branch if it is there word for word; None if nothing is in the way of adding it.
+
+    `in_the_way` are the branch that the execution is, and the one that has the name in the lineage. Raises
+    `BranchExistsError` if the first of them is another one.
+    """
+    for there in in_the_way:
+        if (there.name, there.execution_id, there.parent_id, there.cut) != (
+            name,
+            execution_id,
+            parent_id,
+            cut,
+        ):
+            raise BranchExistsError(there.execution_id, there.name)
+        return there
+    return None
 
 
 def check_cut(before: int) -> None:

@@ -16,12 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from loomfast._errors import (
     BeyondLogError,
-    PrefixTruncatedError,
     SnapshotNeededError,
     UnknownExecutionError,
 )
 from loomfast._kernels import Envelope, State, fold_events
-from loomfast.stores._admission import NO_EVENT, admit, check_page
+from loomfast.stores._admission import NO_EVENT, admit, check_page, check_range
 from loomfast.stores._forking import Copier, check_branch, check_cut
 from loomfast.stores._memory_branches import MemoryBranchRegistry
 from loomfast.stores._memory_leases import MemoryLeaseStore
@@ -118,9 +117,7 @@ class MemoryEventStore(EventStore):
         log = self._logs.get(execution_id, [])
         cut = self._shared.cut(execution_id)
         first = max(first, 0)
-        wanted = max(first, 1)
-        if wanted < cut and (last is None or wanted <= last):
-            raise PrefixTruncatedError(execution_id, wanted, cut)
+        check_range(execution_id, first, last, cut)
         shift = cut - 1
         start = first if first == 0 else first - shift
         return log[start : None if last is None else max(last + 1 if last <= 0 else last + 1 - shift, 0)]

@@ -6,9 +6,9 @@ that it shares with the event store; a branch, once kept, is never changed; what
 
 from __future__ import annotations
 
-from loomfast._errors import BeyondLogError, BranchExistsError, UnknownBranchError, UnknownExecutionError
+from loomfast._errors import BeyondLogError, UnknownBranchError, UnknownExecutionError
 from loomfast.stores._admission import NO_EVENT
-from loomfast.stores._forking import check_branch
+from loomfast.stores._forking import check_branch, there_already
 from loomfast.stores._memory_shared import Shared
 from loomfast.stores._spi_branches import ORIGIN, Branch, BranchRegistry, Tip
 
@@ -85,17 +85,9 @@ class MemoryBranchRegistry(BranchRegistry):
         """
         parent = self._by_execution.get(parent_id)
         origin_id = parent_id if parent is None else parent.origin_id
-        for there in (self._by_execution.get(execution_id), self._lineages.get(origin_id, {}).get(name)):
-            if there is not None:
-                if (there.name, there.execution_id, there.parent_id, there.cut) == (
-                    name,
-                    execution_id,
-                    parent_id,
-                    cut,
-                ):
-                    return there
-                raise BranchExistsError(there.execution_id, there.name)
-        return None
+        found = self._by_execution.get(execution_id), self._lineages.get(origin_id, {}).get(name)
+        in_the_way = [branch for branch in found if branch is not None]
+        return there_already(in_the_way, name, execution_id, parent_id, cut)
 
     def keep(self, name: str, execution_id: str, parent_id: str, cut: int) -> None:
         """Add a branch that `judge` had nothing against. Lock held."""

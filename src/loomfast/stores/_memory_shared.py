@@ -1,4 +1,4 @@
-"""What a memory store's logs, snapshots and branches know in common.
+"""What the parts of a memory store know in common: its logs, and everything it keeps beside them.
 
 What lives here: `Shared`: the lock, the clock, where each execution stands, and whether the store is closed.
 What must not: logs. Invariant: its methods are called with `lock` held.

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 
-from loomfast._errors import BadInputError
 from loomfast.stores._admission import check_page
 from loomfast.stores._memory_shared import Shared
-from loomfast.stores._spi_timers import Schedule, Schedules, TimerStore, Wake
+from loomfast.stores._spi_timers import Schedule, Schedules, TimerStore, Wake, check_schedule
 
 
 class MemoryTimerStore(TimerStore):
@@ -61,8 +60,7 @@ class MemoryTimerStore(TimerStore):
         return [schedule for _, _, schedule in sorted(due)[:limit]]
 
     async def put(self, schedule: Schedule) -> Schedule | None:
-        if not schedule.schedule_id:
-            raise BadInputError("a schedule needs an id that is not empty")
+        check_schedule(schedule)
         with self._shared.lock:
             self._shared.check_open(None)
             known = self._schedules.get(schedule.schedule_id)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from loomfast._errors import BeyondLogError, BranchExistsError, UnknownBranchError, UnknownExecutionError
-from loomfast.stores._forking import check_branch
+from loomfast._errors import BeyondLogError, UnknownBranchError, UnknownExecutionError
+from loomfast.stores._forking import check_branch, there_already
 from loomfast.stores._postgres_connections import AnyConnection
 from loomfast.stores._postgres_rows import key_and_long, key_of, load_text
 from loomfast.stores._postgres_snapshots import lock_head
@@ -121,11 +121,7 @@ async def judge_branch(
         *await _branches(connection, _BY_EXECUTION, execution_id),
         *await _branches(connection, _BY_NAME, origin_id, name),
     ]
-    for there in in_the_way:
-        if there[1:5] != (name, execution_id, parent_id, cut):
-            raise BranchExistsError(there.execution_id, there.name)
-        return there
-    return None
+    return there_already(in_the_way, name, execution_id, parent_id, cut)
 
 
 async def insert_branch(connection: AnyConnection, name: str, execution: int, parent: int, cut: int) -> None:

@@ -18,9 +18,9 @@ from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
 from loomfast import _events as ev
-from loomfast._errors import PrefixTruncatedError, StoreReadError
+from loomfast._errors import StoreReadError
 from loomfast._kernels import Envelope, State, fold_rows
-from loomfast.stores._admission import NO_EVENT
+from loomfast.stores._admission import NO_EVENT, check_range
 from loomfast.stores._postgres_connections import AnyConnection
 from loomfast.stores._postgres_rows import (
     LAST,
@@ -97,13 +97,6 @@ async def _fetch(connection: AnyConnection, sql: str, arguments: tuple[object, .
     return rows
 
 
-def _check_cut(execution_id: str, first: int, last: int | None, cut: int) -> None:
-    """Refuse a range that holds a sequence which was truncated: one of 1 to `cut` - 1."""
-    wanted = max(first, 1)
-    if wanted < cut and (last is None or wanted <= last):
-        raise PrefixTruncatedError(execution_id, wanted, cut)
-
-
 async def _page(
     use: Use, sql: str, execution_id: str, first: int, last: int | None, pages: Pages
 ) -> tuple[list[Any], bool]:
@@ -117,7 +110,7 @@ async def _page(
     if not found:
         return [], True
     last_sequence, cut = found[0][0], found[0][1]
-    _check_cut(execution_id, first, last, cut)
+    check_range(execution_id, first, last, cut)
     rows = [row[2:] for row in found if row[2] is not None]
     end = min(high, last_sequence)
     # A log has no gaps, so what comes must begin where it was asked for and go on as far as the page can.

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from loomfast._errors import BadInputError
 from loomfast.stores._admission import check_page
 from loomfast.stores._postgres_rows import LAST, key_and_long, key_of, load_text, store_text
-from loomfast.stores._spi_timers import Schedule, Schedules, TimerStore, Wake
+from loomfast.stores._spi_timers import Schedule, Schedules, TimerStore, Wake, check_schedule
 
 if TYPE_CHECKING:
     from loomfast.stores._postgres import PostgresEventStore
@@ -66,8 +65,7 @@ class PostgresTimerStore(TimerStore):
         return [_schedule(row) for row in await self._read(_DUE, _clamped(at_ms), min(limit, LAST))]
 
     async def put(self, schedule: Schedule) -> Schedule | None:
-        if not schedule.schedule_id:
-            raise BadInputError("a schedule needs an id that is not empty")
+        check_schedule(schedule)
         key, long_id = key_and_long(schedule.schedule_id)
         if schedule.version == 0:
             version = await self._write(_INSERT, key, long_id, schedule.body, schedule.next_ms)

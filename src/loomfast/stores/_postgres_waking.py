@@ -32,7 +32,7 @@ _SEPARATOR: Final = ","
 _FIRST_WAIT_S: Final = 0.05
 _LONGEST_WAIT_S: Final = 5.0
 
-Wake = Callable[[], None]
+Waker = Callable[[], None]
 
 
 def notice_of(execution_id: str) -> str:
@@ -53,17 +53,17 @@ class Listener:
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
-        self._watchers: dict[str, list[Wake]] = {}
+        self._watchers: dict[str, list[Waker]] = {}
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
-    def watch(self, execution_id: str, wake: Wake) -> None:
+    def watch(self, execution_id: str, wake: Waker) -> None:
         """Call `wake` whenever the execution may have changed, until `unwatch`."""
         self._watchers.setdefault(notice_of(execution_id), []).append(wake)
         if self._task is None and not self._closed:
             self._task = asyncio.get_running_loop().create_task(self._listen())
 
-    def unwatch(self, execution_id: str, wake: Wake) -> None:
+    def unwatch(self, execution_id: str, wake: Waker) -> None:
         notice = notice_of(execution_id)
         watchers = self._watchers.get(notice, [])
         with contextlib.suppress(ValueError):

@@ -43,13 +43,12 @@ from loomfast.stores._postgres_connections import (
 )
 from loomfast.stores._postgres_ledger import APPEND, AcquireFence, Append, Group, Ledger
 from loomfast.stores._postgres_rows import key_of
-from loomfast.stores._threads import Call, deliver
+from loomfast.stores._threads import ANSWERS_A_TURN, Call, deliver
 
 # Bounds of one group, so that no caller waits for the whole of an endless queue.
 MAX_CALLS: Final = 500
 MAX_EVENTS: Final = 500
-# How many callers are answered before the event loop gets its turn, and how many events are judged on it.
-_ANSWERS_A_TURN: Final = 16
+# How many events are judged on the event loop; more are judged on a thread.
 _AT_HAND: Final = 500
 # How often a group may find its heads elsewhere before it is judged under the lock.
 _TRIES_WITHOUT_LOCK: Final = 3
@@ -173,7 +172,7 @@ class Writer:
             self._answer_some()
 
     def _answer_some(self) -> None:
-        for _ in range(min(_ANSWERS_A_TURN, len(self._answers))):
+        for _ in range(min(ANSWERS_A_TURN, len(self._answers))):
             call, outcome = self._answers.popleft()
             if not call.future.done():  # done already: its caller was cancelled
                 call.future.set_result(outcome)

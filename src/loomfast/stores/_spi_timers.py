@@ -16,6 +16,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import NamedTuple, TypeAlias
 
+from loomfast._errors import BadInputError
+
 
 class Wake(NamedTuple):
     """An execution that is parked at a gate until `wake_at` (ms since the epoch) at the latest."""
@@ -73,3 +75,9 @@ class TimerStore(ABC):
     @abstractmethod
     async def list(self, *, after: str = "", limit: int = 100) -> Schedules:
         """Return at most `limit` schedules in the order of their ids (by code point), behind `after`."""
+
+
+def check_schedule(schedule: Schedule) -> None:
+    """Refuse a schedule that no store takes. Raises `BadInputError`."""
+    if not schedule.schedule_id:
+        raise BadInputError("a schedule needs an id that is not empty")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import apsw
 
-from loomfast._errors import BeyondLogError, BranchExistsError, UnknownBranchError
-from loomfast.stores._forking import check_branch
+from loomfast._errors import BeyondLogError, UnknownBranchError
+from loomfast.stores._forking import check_branch, there_already
 from loomfast.stores._spi_branches import ORIGIN, Branch, BranchRegistry, Tip
 from loomfast.stores._sqlite_rows import load_text, store_text
 from loomfast.stores._sqlite_writer import Ledger, Task
@@ -128,11 +128,7 @@ def judge_branch(ledger: Ledger, name: str, execution_id: str, parent_id: str, c
         *read_branches(ledger.connection, _BY_EXECUTION, (execution_id,)),
         *read_branches(ledger.connection, _BY_NAME, (origin_id, name)),
     ]
-    for there in in_the_way:
-        if there[1:5] != (name, execution_id, parent_id, cut):
-            raise BranchExistsError(there.execution_id, there.name)
-        return there
-    return None
+    return there_already(in_the_way, name, execution_id, parent_id, cut)
 
 
 def insert_branch(ledger: Ledger, name: str, execution: int, parent: int, cut: int) -> None:

@@ -30,13 +30,13 @@ _PROLONG: Final = (
 )
 _RELEASE: Final = "DELETE FROM leases WHERE key = ? AND token = ?"
 
-Clock = Callable[[], int]
+NowMs = Callable[[], int]
 
 
 class SqliteLeaseStore(LeaseStore):
     """Leases in the database of a `SqliteEventStore`, written by its writer thread."""
 
-    def __init__(self, store: SqliteEventStore, now_ms: Clock) -> None:
+    def __init__(self, store: SqliteEventStore, now_ms: NowMs) -> None:
         """Not for callers: use `store.leases`."""
         self._store = store
         self._now_ms = now_ms
@@ -67,7 +67,7 @@ class AcquireLease(Task):
 
     __slots__ = ("now_ms", "owner", "ttl_ms")
 
-    def __init__(self, key: str, owner: str, ttl_ms: int, now_ms: Clock) -> None:
+    def __init__(self, key: str, owner: str, ttl_ms: int, now_ms: NowMs) -> None:
         super().__init__(key)
         self.owner = owner
         self.ttl_ms = ttl_ms
@@ -91,7 +91,7 @@ class RenewLeases(Task):
 
     __slots__ = ("leases", "now_ms", "ttl_ms")
 
-    def __init__(self, leases: Sequence[Lease], ttl_ms: int, now_ms: Clock) -> None:
+    def __init__(self, leases: Sequence[Lease], ttl_ms: int, now_ms: NowMs) -> None:
         super().__init__(*(lease.key for lease in leases[:1]))
         self.leases = leases
         self.ttl_ms = ttl_ms
@@ -122,7 +122,7 @@ class ReleaseLeases(Task):
             ledger.connection.execute(_RELEASE, (store_text(lease.key), lease.token))
 
 
-def read_lease(connection: apsw.Connection, key: str, now_ms: Clock) -> Lease | None:
+def read_lease(connection: apsw.Connection, key: str, now_ms: NowMs) -> Lease | None:
     row = connection.execute(_HELD, (store_text(key), now_ms())).fetchone()
     return None if row is None else _lease(row)
 

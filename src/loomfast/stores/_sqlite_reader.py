@@ -17,10 +17,10 @@ from typing import Any, Final
 import apsw
 
 from loomfast import _events as ev
-from loomfast._errors import MalformedEventError, PrefixTruncatedError, StoreCorruptError, StoreReadError
+from loomfast._errors import MalformedEventError, StoreCorruptError, StoreReadError
 from loomfast._kernels import Envelope, State, fold_guarded
 from loomfast.stores import _sqlite_schema as schema
-from loomfast.stores._admission import NO_EVENT
+from loomfast.stores._admission import NO_EVENT, check_range
 from loomfast.stores._spi import ExecutionSummary, PositionedEvent
 from loomfast.stores._sqlite_faults import DatabaseFile, read_error
 from loomfast.stores._sqlite_rows import READ_COLUMNS, damaged, incomplete, load_text, store_text, to_event
@@ -109,18 +109,11 @@ def _find(connection: apsw.Connection, execution_id: str) -> tuple[int, int, int
     return row
 
 
-def _check_cut(execution_id: str, first: int, last: int | None, cut: int) -> None:
-    """Refuse a range that holds a sequence which was truncated: one of 1 to `cut` - 1."""
-    wanted = max(first, 1)
-    if wanted < cut and (last is None or wanted <= last):
-        raise PrefixTruncatedError(execution_id, wanted, cut)
-
-
 def _check_again(connection: apsw.Connection, execution_id: str, first: int, last: int | None) -> None:
     """Refuse a range that was cut after its execution was looked up: the two statements see two states."""
     found = _find(connection, execution_id)
     if found is not None:
-        _check_cut(execution_id, first, last, found[2])
+        check_range(execution_id, first, last, found[2])
 
 
 def read_range(
@@ -130,7 +123,7 @@ def read_range(
     if found is None:
         return []
     number, last_sequence, cut = found
-    _check_cut(execution_id, first, last, cut)
+    check_range(execution_id, first, last, cut)
     events = [to_event(execution_id, row) for row in connection.execute(_RANGE, _span(number, first, last))]
     low = max(first, 0)
     high = last_sequence if last is None else min(last, last_sequence)
@@ -147,7 +140,7 @@ def fold(connection: apsw.Connection, execution_id: str, state: State | None) ->
         return state
     number, last_sequence, cut = found
     first = 0 if state is None else state.sequence + 1
-    _check_cut(execution_id, first, None, cut)
+    check_range(execution_id, first, None, cut)
     rows: Iterator[Any] = iter(connection.execute(_FOLD, _span(number, first, None)))
     head = next(rows, None)
     try:

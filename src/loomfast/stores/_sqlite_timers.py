@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import apsw
 
-from loomfast._errors import BadInputError
 from loomfast.stores._admission import check_page
-from loomfast.stores._spi_timers import Schedule, Schedules, TimerStore, Wake
+from loomfast.stores._spi_timers import Schedule, Schedules, TimerStore, Wake, check_schedule
 from loomfast.stores._sqlite_rows import load_text, store_text
 from loomfast.stores._sqlite_writer import Ledger, Task
 
@@ -56,8 +55,7 @@ class SqliteTimerStore(TimerStore):
         return await self._schedules(_DUE, _bounded(at_ms), limit)
 
     async def put(self, schedule: Schedule) -> Schedule | None:
-        if not schedule.schedule_id:
-            raise BadInputError("a schedule needs an id that is not empty")
+        check_schedule(schedule)
         kept: Schedule | None = await self._store._write(None, PutSchedule(schedule))
         return kept
 

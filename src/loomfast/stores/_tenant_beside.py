@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Sequence
 
 from loomfast._core.snapshots import Snapshot
-from loomfast._errors import BadInputError, BadSnapshotError, UnknownBranchError
+from loomfast._errors import BadSnapshotError, UnknownBranchError
 from loomfast._kernels import encode
 from loomfast.stores._admission import check_page
 from loomfast.stores._spi import EventStore
@@ -22,7 +22,7 @@ from loomfast.stores._spi_branches import Branch, BranchRegistry, Tip
 from loomfast.stores._spi_leases import Lease, LeaseStore, check_lease, check_ttl
 from loomfast.stores._spi_recoveries import Accounts, Recovery, RecoveryStore
 from loomfast.stores._spi_snapshots import Faults, SnapshotStore, SnapshotSummary, Summaries
-from loomfast.stores._spi_timers import Schedule, Schedules, TimerStore, Wake
+from loomfast.stores._spi_timers import Schedule, Schedules, TimerStore, Wake, check_schedule
 from loomfast.stores._tenant_scope import SCAN_ROWS, Scope, own_page
 
 
@@ -236,8 +236,7 @@ class TenantTimerStore(TimerStore):
             rows *= 2
 
     async def put(self, schedule: Schedule) -> Schedule | None:
-        if not schedule.schedule_id:
-            raise BadInputError("a schedule needs an id that is not empty")
+        check_schedule(schedule)
         own_id = self._scope.own(schedule.schedule_id)
         kept = await self._store.timers.put(schedule._replace(schedule_id=own_id))
         return None if kept is None else self._outward(kept)
