@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 import loomfast as lf
+from loomfast._runtime.ids import new_ulid
 from tests.conftest import OpenStore
 from tests.runtime.harness import ScriptedStore, StillClock, kinds, runtime
 
@@ -374,3 +376,21 @@ async def test_on_event_hears_later_events_before_they_are_durable_and_of_some_t
             await handle.rest()
         assert "never durable" in heard
         assert kinds(await store.read("x")) == ["EXECUTION_STARTED"]
+
+
+def test_minted_ids_differ_in_a_forked_child_too() -> None:
+    parent = [new_ulid() for _ in range(50)]
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with os.fdopen(write, "w") as out:
+            out.write(" ".join(new_ulid() for _ in range(150)))
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as said:
+        child = said.read().split()
+    os.waitpid(pid, 0)
+    later = [new_ulid() for _ in range(150)]
+    everyone = [*parent, *child, *later]
+    assert len({ulid[10:] for ulid in everyone}) == len(everyone) == 350
+    assert all(len(ulid) == 26 for ulid in everyone)
