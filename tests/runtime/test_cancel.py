@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import loomfast as lf
-from loomfast.testing import VirtualClock, run_virtual
+from loomfast.testing import VirtualClock, run_virtual, seeded_entropy
 from tests.conftest import OpenStore
 from tests.runtime.harness import StillClock, kinds, of, runtime, turns
 
@@ -575,3 +575,36 @@ def test_cancel_resume_and_fire_together_leave_one_end_in_any_of_five_hundred_in
     for seed in range(1, 501):
         run_virtual(main(random.Random(seed)), seed=seed)
     assert len(set(ends)) > 3
+
+
+def test_two_that_cancel_in_step_do_not_fence_each_other_for_ever() -> None:
+    class Slow(lf.MemoryEventStore):
+        async def append_batch(self, envelopes: Any) -> None:
+            await asyncio.sleep(0.01)  # the one who is refused fences before the other is judged
+            await super().append_batch(envelopes)
+
+    @lf.flow
+    async def flow(ctx: lf.WorkflowContext, input: Any) -> Any:
+        return await ctx.suspend("go")
+
+    async def main() -> tuple[list[str], list[str], int]:
+        store = Slow()
+        nodes = [
+            lf.WorkflowRuntime(store, flows=[flow], clock=VirtualClock(), entropy=seeded_entropy(node))
+            for node in (1, 2)
+        ]
+        await (await nodes[0].start(flow, execution_id="x")).rest()
+        async with asyncio.timeout(60):
+            states = await asyncio.gather(*(node.cancel("x") for node in nodes))
+        for node in nodes:
+            await node.close()
+        return (
+            [state.status for state in states],
+            kinds(await store.read("x")),
+            await store.acquire_fence("x"),
+        )
+
+    statuses, log, fence = run_virtual(main())
+    assert statuses == ["cancelled", "cancelled"]
+    assert log.count("EXECUTION_CANCELLED") == 1
+    assert fence < 20

@@ -585,3 +585,64 @@ async def test_closing_does_not_wait_for_an_effect_that_will_not_end(
         log = await store.read("x")
     assert steps_of(log) == ["STARTED"]
     assert late == (["run-over"] if kind == "thread" else [])
+
+
+async def test_what_an_effect_does_to_its_task_never_reaches_the_flows(open_store: OpenStore) -> None:
+    @lf.step
+    async def cancels_itself_and_says_so() -> None:
+        asyncio.get_running_loop().call_soon(asyncio.current_task().cancel)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise TimeoutError("took too long") from None
+
+    @lf.step
+    async def leaves_a_timer_behind() -> int:
+        asyncio.get_running_loop().call_later(0.01, asyncio.current_task().cancel)
+        return 1
+
+    @lf.flow
+    async def flow(ctx: lf.WorkflowContext, input: Any) -> Any:
+        try:
+            await ctx.run(cancels_itself_and_says_so)
+        except TimeoutError as error:
+            first = str(error)
+        second = await ctx.run(leaves_a_timer_behind)
+        await asyncio.sleep(0.05)
+        return [first, second]
+
+    async with open_store() as store, runtime(store) as rt:
+        assert await (await rt.start(flow)).result() == ["took too long", 1]
+
+
+async def test_steps_that_never_wait_leave_the_loop_to_others() -> None:
+    @lf.step
+    async def at_once() -> None:
+        pass
+
+    @lf.flow
+    async def endless(ctx: lf.WorkflowContext, input: Any) -> None:
+        while True:
+            await ctx.run(at_once)
+
+    async with runtime(lf.MemoryEventStore()) as rt, asyncio.timeout(30):
+        await rt.start(endless, execution_id="x")
+        await asyncio.sleep(0.01)
+        assert (await rt.cancel("x")).status == "cancelled"
+
+
+@pytest.mark.parametrize("thread", [False, True])
+async def test_a_generator_exit_of_an_effect_is_a_failure_like_others(thread: bool) -> None:
+    def raises() -> None:
+        raise GeneratorExit
+
+    async def raises_too() -> None:
+        raise GeneratorExit
+
+    @lf.flow
+    async def flow(ctx: lf.WorkflowContext, input: Any) -> None:
+        await ctx.run(raises if thread else raises_too)
+
+    async with runtime(lf.MemoryEventStore()) as rt:
+        with pytest.raises(lf.ExecutionFailedError, match="GeneratorExit"):
+            await (await rt.start(flow)).result()

@@ -17,6 +17,10 @@ from loomfast._runtime.execution import DrivenExecution
 from loomfast._runtime.journal import fenced_out
 from loomfast._runtime.recovering import Recovering
 
+# How long, in seconds, a cancel that was beaten waits before it looks again.
+_FIRST_PAUSE_S = 0.001
+_LONGEST_PAUSE_S = 0.2
+
 
 class Cancelling:
     """Cancels executions."""
@@ -66,6 +70,7 @@ class Cancelling:
         return None
 
     async def _parked(self, execution_id: str, body: bytes) -> State:
+        pause_s = _FIRST_PAUSE_S
         while True:
             state = await self._driven.states.load(execution_id)
             if state.ended is not None:
@@ -76,7 +81,11 @@ class Cancelling:
             try:
                 await self._driven.append(envelope)
             except ConflictError:
-                continue  # somebody wrote in between: look again
+                # Somebody wrote, or fenced, in between. Two in step would fence each other for ever.
+                jitter = 0.5 + self._driven.deps.entropy(1)[0] / 255
+                await self._driven.deps.clock.sleep(pause_s * jitter)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                continue
             journal.adopt(envelope)
             if state.status == RUNNING:  # left behind, and perhaps set aside
                 await self._recovering.forget(execution_id)

@@ -56,9 +56,6 @@ class WorkflowContext:
         self._decisions = CallKeys()
         self._consumed = 0
         self._patches: dict[str, bool] = {}
-        self._loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task(self._loop)
-        self._here: LiveStep | None = None  # the step that runs in the flow's own task
         self._live: dict[asyncio.Task[Any], LiveStep] = {}
         self._deliberating: dict[asyncio.Future[None], asyncio.Task[Any] | None] = {}
         self._settling = False
@@ -124,17 +121,13 @@ class WorkflowContext:
         # The effect gets a copy in JSON form, so that flow and effect share nothing, on any run.
         given = decode(encode(input))
         live = LiveStep(self._tools, definition, name, number, asked)
-        host = asyncio.current_task(self._loop)
         try:
             if self._journal.outcomes_pending:
                 await self._journal.outcomes_durable()
             self._check_beginning()
             live.begin()
             self._consumed += live.first
-            if host is None or host is not self._task:
-                return await self._execute(live, given)
-            self._here = live
-            return await live.run_in(host, given)
+            return await self._execute(live, given)
         except asyncio.CancelledError:
             # The flow goes on with a cancellation, and the next run with the step's outcome, if it has one.
             self._rule.ended_unsettled()
@@ -142,9 +135,6 @@ class WorkflowContext:
         except WindDownSignal:
             self._wound_down = True
             raise
-        finally:
-            if self._here is live:
-                self._here = None
 
     execute = run  # the records' word for it
 
@@ -482,8 +472,6 @@ class WorkflowContext:
     def _cancel(self) -> None:
         """Let no further effect start, and cancel those that run; each records its outcome."""
         self._cancelled = True
-        if self._here is not None:
-            self._here.stop(None)
         for task, live in self._live.items():
             live.stop(task)
         if self._settling:
@@ -499,19 +487,15 @@ class WorkflowContext:
     @property
     def _busy(self) -> bool:
         """Whether an effect or decider of this run has yet to end."""
-        return bool(self._here or self._live or self._deliberating)
+        return bool(self._live or self._deliberating)
 
     def _wind_down(self) -> None:
         """The runtime closes: what runs may finish; what waits to be tried again stops waiting."""
-        if self._here is not None:
-            self._here.wind_down()
         for live in self._live.values():
             live.wind_down()
 
     def _close(self) -> None:
         """Stop the steps that still run without recording an outcome for them."""
-        if self._here is not None:
-            self._here.stop(None, closing=True)
         for task, live in self._live.items():
             live.stop(task, closing=True)
 

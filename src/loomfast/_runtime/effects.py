@@ -1,10 +1,9 @@
 """Executing the effect of a step, and recording how it ended.
 
-A live step writes its outcomes itself, so that they are recorded even when the branch of the flow that asked
-is gone. For that it runs in a task of its own, unless it is the flow's own task that asks: nothing outlives
-that one, so the step runs in it, in a copy of its context variables (`InContext`), and a task is saved. It
-makes attempts until one settles or no retry is left. Of the emit rule it tells what happened: an effect
-began, an effect ended, the step ended unsettled.
+A live step runs in a task of its own and writes its outcomes itself, so that they are recorded even when the
+branch of the flow that asked is gone. What an effect does to its task (cancels it, leaves a timer behind that
+does) never reaches the flow's for the same reason. It makes attempts until one settles or no retry is left.
+Of the emit rule it tells what happened: an effect began, an effect ended, the step ended unsettled.
 
 An effect ends when it ITSELF ends: a timed-out task that ignores its cancellation, or the thread of a sync
 step, may outlive its attempt. Until then it counts as in flight; what it returns late is dropped.
@@ -23,7 +22,7 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -43,7 +42,7 @@ from loomfast._events import (
 from loomfast._kernels import decode, encode
 from loomfast._runtime.clock import done_within, timer
 from loomfast._runtime.journal import ExecutionJournal, Room
-from loomfast._runtime.signals import RunSignal, WindDownSignal
+from loomfast._runtime.signals import CancelSignal, RunSignal, WindDownSignal
 from loomfast._runtime.threads import LoopCalls
 
 # The emit rule of the run that is executing an effect or decider in this context, if one is.
@@ -131,41 +130,11 @@ class EffectTools:
     deps: RunDeps
 
 
-class InContext:
-    """Awaits a coroutine in a copy of the caller's context variables, and in the caller's task.
-
-    It sees what was set before, and what it sets is seen by nobody else (F36).
-    """
-
-    __slots__ = ("_context", "_coroutine")
-
-    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        self._coroutine = coroutine
-        self._context = contextvars.copy_context()
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        run, coroutine = self._context.run, self._coroutine
-        try:
-            waited_for = run(coroutine.send, None)
-            while True:
-                try:
-                    answer = yield waited_for
-                except GeneratorExit:
-                    run(coroutine.close)
-                    raise
-                except BaseException as error:
-                    waited_for = run(coroutine.throw, error)
-                else:
-                    waited_for = run(coroutine.send, answer)
-        except StopIteration as returned:
-            return returned.value
-
-
 class LiveStep:
     """One step that is executed in this run, attempt after attempt.
 
-    `attempt` is the number of the first one to make. `run` it in a task of its own, or `run_in` the flow's.
-    `closing`: it is stopped without an outcome, and nobody waits for it.
+    `attempt` is the number of the first one to make. Run it in a task of its own. `closing`: it is stopped
+    without an outcome, and nobody waits for it.
     """
 
     def __init__(
@@ -176,8 +145,6 @@ class LiveStep:
         self._running: _Attempt | None = None
         self._stopped = False
         self._entered = False
-        self._host: asyncio.Task[Any] | None = None
-        self._host_cancels = 0
         self._tools = tools
         self._step = step
         self._key = key
@@ -188,22 +155,6 @@ class LiveStep:
     def begin(self) -> None:
         """Record the first STEP_STARTED, in the caller's own turn of the loop."""
         self._started()
-
-    async def run_in(self, host: asyncio.Task[Any], input: object) -> Any:
-        """As `run`, in the task that asks, `host`.
-
-        Cancelled, it raises CancelledError whatever the effect makes of it.
-        """
-        self._host, self._host_cancels = host, host.cancelling()
-        try:
-            output = await InContext(self.run(input))
-        except Exception:
-            if self._interrupted():
-                raise asyncio.CancelledError from None
-            raise
-        if self._interrupted():
-            raise asyncio.CancelledError
-        return output
 
     async def run(self, input: object) -> Any:
         """Return the output in JSON form, or raise the failure.
@@ -227,6 +178,9 @@ class LiveStep:
                 except asyncio.CancelledError:
                     self._cancelled()
                     raise
+                except CancelSignal:  # from a call of the context, made by the effect itself
+                    self._cancelled()
+                    raise
                 except (RunSignal, KeyboardInterrupt, SystemExit):
                     raise
                 except BaseException as error:
@@ -238,6 +192,9 @@ class LiveStep:
                     # An output without JSON form would be made again in vain.
                     delay_s = None if returned else self._delay_s(error, tries)
                     if delay_s is None:
+                        if isinstance(error, GeneratorExit):
+                            # As in any coroutine: it would close whatever waits for it, without a word.
+                            raise RuntimeError(f"step {self._key!r} raised GeneratorExit") from error
                         raise
                 else:
                     self._tools.journal.commit(KIND_NAMES[STEP_COMPLETED], body, self._key)
@@ -251,20 +208,14 @@ class LiveStep:
             if not settled:
                 self._tools.rule.ended_unsettled()
 
-    def stop(self, task: asyncio.Task[Any] | None, *, closing: bool = False) -> None:
+    def stop(self, task: asyncio.Task[Any], *, closing: bool = False) -> None:
         """Let no further attempt begin, and cancel the one that runs: once, so that it can clean up.
 
-        `task` is what runs this step, None for one that runs in the flow's: whoever calls cancels that. With
-        `closing`, no outcome is recorded for it.
+        `task` is what runs this step. With `closing`, no outcome is recorded for it.
         """
         if not self._stopped or (closing and not self.closing):
             self._stopped, self.closing = True, closing
-            if task is not None:
-                task.cancel()
-
-    def _interrupted(self) -> bool:
-        """Whether the flow's task, in which this step runs, has been cancelled since."""
-        return self._host is not None and self._host.cancelling() > self._host_cancels
+            task.cancel()
 
     async def _rest(self, seconds: float) -> None:
         """Wait until it may try again; it may not once the runtime closes."""
@@ -316,7 +267,7 @@ class LiveStep:
 
     def _delay_s(self, error: BaseException, tries: int) -> float | None:
         retry = self._step.retry
-        if retry is None or self._stopped or self._interrupted() or not isinstance(error, retry.on):
+        if retry is None or self._stopped or not isinstance(error, retry.on):
             return None
         return retry.delay_s(self._tools.journal.execution_id, self._key, tries)
 

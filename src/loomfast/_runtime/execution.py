@@ -242,15 +242,12 @@ class DrivenExecution:
         self._stopping = True
         self._failure = self._failure or error
         steps = {} if self._context is None else dict(self._context._live)
-        here = None if self._context is None else self._context._here
         if self._context is not None:
             self._context._end()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task, *steps), timeout=within_s)
             left = [step.key for task, step in steps.items() if step.executing or not task.done()]
-            if here is not None and here.executing:
-                left.append(here.key)
             if left or not self._task.done():
                 logger.warning(
                     "execution %r: %s did not end when it was cancelled and is left behind",
