@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import functools
 from typing import Any
 
+import pydantic
 import pytest
 
 import loomfast as lf
+from loomfast import BadInputError, InputValidationError
+from loomfast._core.schema import check, check_schema
 
 FX = object()
 
@@ -109,3 +113,26 @@ def test_what_is_no_schema_is_refused_at_the_declaration(schema: Any) -> None:
 
     with pytest.raises(lf.BadInputError, match="is no schema"):
         lf.flow(gates={"go": schema})(gated)
+
+
+async def checks_nothing(value: Any) -> None:
+    raise AssertionError("never awaited")
+
+
+@pytest.mark.parametrize("schema", [list[int], dict, checks_nothing, {"type": "object"}])
+def test_what_would_check_nothing_is_no_schema(schema: Any) -> None:
+    with pytest.raises(BadInputError, match="is no schema"):
+        check_schema(schema)
+
+
+def test_a_schema_checks_strictly_since_the_value_is_not_converted() -> None:
+    class Answer(pydantic.BaseModel):
+        ok: bool
+        on: datetime.date
+
+    check(Answer, {"ok": True, "on": "2026-01-02"}, "answer")
+    for wrong in ({"ok": "no", "on": "2026-01-02"}, {"ok": 1, "on": "2026-01-02"}, {"ok": True, "on": 5}):
+        with pytest.raises(InputValidationError):
+            check(Answer, wrong, "answer")
+    with pytest.raises(InputValidationError, match="does not fit"):
+        check(lambda value: value["ok"], {"ok": False}, "answer")

@@ -207,7 +207,7 @@ async def test_innocent_writers_of_a_failed_batch_abort_and_recovery_finishes_th
                 await store.append(event("taken", 0))
             await turns(7)
 
-    async with runtime(store, on_storage_error=reported.append) as rt:
+    async with runtime(store, on_storage_error=reported.append, batch_events=1) as rt:
         handles = await asyncio.gather(*(rt.start(long_flow, name, execution_id=name) for name in names))
         poisoner = asyncio.ensure_future(poison())
         rests = await asyncio.gather(*(handle.rest() for handle in handles), return_exceptions=True)

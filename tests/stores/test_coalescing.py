@@ -169,6 +169,18 @@ async def test_of_64_appends_of_which_one_is_a_duplicate_all_are_rejected_withou
     assert len(inner.appends) == 1
 
 
+async def test_an_outage_is_waited_for_once_and_told_to_everybody() -> None:
+    def lost(envelopes: Any) -> None:
+        raise StorageWriteError("x", 0, "no server") from ConnectionRefusedError()
+
+    inner = ScriptedStore(dict.fromkeys(range(9), lost))
+    async with CoalescingEventStore(inner) as store:
+        calls = started(*(store.append(event(f"x{n}", 0)) for n in range(16)))
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {StorageWriteError}
+    assert len(inner.appends) <= 2
+
+
 async def test_isolation_keeps_the_order_and_finds_every_offender() -> None:
     inner = ScriptedStore()
     store = CoalescingEventStore(inner)

@@ -14,6 +14,7 @@ from loomfast._errors import (
     DuplicateSequenceError,
     LoomError,
     StorageWriteError,
+    StoreBusyError,
     StoreCorruptError,
     StoreFullError,
     StoreReadError,
@@ -21,6 +22,7 @@ from loomfast._errors import (
 )
 from loomfast._kernels import Envelope, fold_events
 from loomfast.stores import PostgresEventStore
+from loomfast.stores._postgres_connections import write_error
 from loomfast.stores._postgres_ledger import APPEND
 from loomfast.testing.postgres import PostgresServer
 
@@ -459,3 +461,13 @@ async def test_a_row_that_belongs_to_no_execution_stops_the_page_before_it(
             await store.read_all(1)
         assert (caught.value.execution_id, caught.value.position) == (None, 2)
         assert [p.position for p in await store.read_all(2)] == [3]
+
+
+def test_a_busy_server_is_safe_to_repeat_only_if_nothing_can_have_been_written() -> None:
+    busy = asyncpg.LockNotAvailableError("canceling statement due to lock timeout")
+    surely = write_error("x", 1, busy, doubtful=False)
+    assert (type(surely), surely.doubtful) == (StoreBusyError, False)
+    assert "safe to repeat" in str(surely)
+    perhaps = write_error("x", 1, busy, doubtful=True)
+    assert (type(perhaps), perhaps.doubtful) == (StorageWriteError, True)
+    assert "may have been written" in str(perhaps)

@@ -1,23 +1,27 @@
 """Checking a value against the schema a flow declares for its input or for a gate's answer.
 
 A schema is whatever the author has at hand: a pydantic model, a msgspec struct, or a function that takes the
-plain value and raises when it does not fit. The value is only checked, never converted: the flow receives the
-JSON form, on the first run as on every re-run.
+plain value and raises, or returns False, when it does not fit. The value is only checked, never converted:
+the flow receives the JSON form, on the first run as on every re-run. So models check strictly: `"no"` is no
+bool.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
-from typing import Any
+from typing import Any, get_origin
 
 from loomfast._errors import BadInputError, InputValidationError
+from loomfast._kernels import encode
 
 
 def check_schema(schema: Any) -> None:
     """Raise `BadInputError` unless `schema` is one of the things above, or None, which fits every value."""
     if schema is None or hasattr(schema, "model_validate") or hasattr(schema, "__struct_fields__"):
         return
-    if isinstance(schema, type) or not callable(schema):
+    asynchronous = inspect.iscoroutinefunction(schema)
+    if isinstance(schema, type) or not callable(schema) or get_origin(schema) is not None or asynchronous:
         raise BadInputError(
             f"{schema!r} is no schema: use a pydantic model, a msgspec struct, or a function that raises"
         )
@@ -37,11 +41,11 @@ def check(schema: Any, value: object, where: str) -> None:
 
 def _apply(schema: Any, value: object) -> None:
     if hasattr(schema, "model_validate"):
-        schema.model_validate(value)
+        schema.model_validate_json(encode(value), strict=True)
     elif isinstance(schema, type) and hasattr(schema, "__struct_fields__"):
         sys.modules["msgspec"].convert(value, schema)
-    else:
-        schema(value)
+    elif schema(value) is False:
+        raise ValueError("does not fit")
 
 
 def _problems(error: Exception) -> list[tuple[str, str]]:

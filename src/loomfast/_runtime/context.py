@@ -143,17 +143,21 @@ class WorkflowContext:
         self._live[task] = live
         task.add_done_callback(self._forget)
         try:
-            return await asyncio.shield(task)
+            return await live.waiter()
         except asyncio.CancelledError:
             if not self._parked and not live.closing and not task.done():
                 live.stop(task)
                 await asyncio.wait((task,))
             raise
         finally:
+            if live.over:  # its outcome is recorded: nothing more to wait for, or to stop
+                self._live.pop(task, None)
             del task  # it holds the failure, whose traceback holds this frame
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
-        self._live.pop(task).done()
+        live = self._live.pop(task, None)
+        if live is not None:
+            live.done()
         if not task.cancelled():
             task.exception()  # seen here, so that an abandoned branch makes no "never retrieved" noise
 

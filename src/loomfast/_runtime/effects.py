@@ -134,7 +134,7 @@ class LiveStep:
     """One step that is executed in this run, attempt after attempt.
 
     `attempt` is the number of the first one to make. Run it in a task of its own. `closing`: it is stopped
-    without an outcome, and nobody waits for it.
+    without an outcome, and nobody waits for it. `over`: it has been executed, and its outcome recorded.
     """
 
     def __init__(
@@ -145,6 +145,8 @@ class LiveStep:
         self._running: _Attempt | None = None
         self._stopped = False
         self._entered = False
+        self.over = False
+        self._waiter: asyncio.Future[Any] | None = None
         self._tools = tools
         self._step = step
         self._key = key
@@ -156,12 +158,39 @@ class LiveStep:
         """Record the first STEP_STARTED, in the caller's own turn of the loop."""
         self._started()
 
-    async def run(self, input: object) -> Any:
-        """Return the output in JSON form, or raise the failure.
+    def waiter(self) -> asyncio.Future[Any]:
+        """Return a future of the output or failure, for the one who asks. Cancelling it stops nothing."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        return self._waiter
+
+    async def run(self, input: object) -> None:
+        """Execute the step; tell the waiter its output in JSON form, or its failure, if it still waits.
 
         Cancelled, it cancels the effect and records STEP_CANCELLED, unless it is being closed.
         """
         self._entered = True
+        try:
+            output = await self._executed(input)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except asyncio.CancelledError:
+            self._tell(lambda waiter: waiter.cancel())
+            raise
+        except BaseException as error:
+            failure = error  # the name above is gone when its block ends
+            self._tell(lambda waiter: waiter.set_exception(failure))
+            del failure
+        else:
+            self._tell(lambda waiter: waiter.set_result(output))
+
+    def _tell(self, settle: Callable[[asyncio.Future[Any]], object]) -> None:
+        self.over = True
+        # Not kept: a failure's traceback leads to this step, which must not lead back to the failure.
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            settle(waiter)
+
+    async def _executed(self, input: object) -> Any:
         tries = 0
         settled = False
         try:
@@ -249,6 +278,7 @@ class LiveStep:
             self._tools.rule.ended_unsettled()
             with contextlib.suppress(RunSignal, RunOverError):
                 self._cancelled()
+            self._tell(lambda waiter: waiter.cancel())
 
     def _started(self) -> None:
         self._record(

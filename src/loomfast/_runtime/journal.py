@@ -51,6 +51,9 @@ from loomfast._runtime.signals import AbortSignal
 # many may wait before `room` makes its caller wait too.
 BATCH_EVENTS = 512
 QUEUE_EVENTS = 8_192
+# How many turns of the loop what is queued waits for what follows it, while something does in each of them.
+# An effect that needs no waiting takes two.
+GATHER_TURNS = 3
 
 
 class Writes(Protocol):
@@ -92,6 +95,8 @@ class ExecutionJournal:
         self._queue: list[Envelope] = []  # what no append has taken yet
         self._groups: deque[tuple[int, int]] = deque()  # first and last sequence of what must not be parted
         self._held = False
+        self._turns = 0  # how many turns of the loop a flush may still be put off
+        self._seen = self._next
         self._due = False  # the loop will call `_flush_due`, or `go` will have it do so
         self._writing: asyncio.Future[Exception | None] | None = None
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []  # for a sequence to be durable
@@ -251,11 +256,18 @@ class ExecutionJournal:
             self._outcome = envelope.sequence
 
     def _soon(self) -> None:
-        """Have the queue written in the loop's next turn, with what comes until then."""
+        """Have the queue written in one of the loop's next turns, with what comes until then."""
         self._due = True
+        self._turns = GATHER_TURNS
+        self._seen = self._next
         asyncio.get_running_loop().call_soon(self._flush_due)
 
     def _flush_due(self) -> None:
+        if self._turns and self._seen != self._next:  # the run is under way: more may come at once
+            self._turns -= 1
+            self._seen = self._next
+            asyncio.get_running_loop().call_soon(self._flush_due)
+            return
         self._due = False
         self._flush()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from loomfast._errors import BadInputError
 from loomfast.stores._coalescing import CoalescingEventStore
 from loomfast.stores._decorator import EventStoreDecorator
 from loomfast.stores._memory import MemoryEventStore
@@ -59,12 +60,17 @@ POSTGRES_SCHEMES: Final = ("postgresql://", "postgres://")
 async def open_store(url: str, *, create: bool = True) -> EventStore:
     """Open the store that `url` names: PostgreSQL for `postgresql://…`, else the SQLite file of that path.
 
-    The schema of a PostgreSQL store is `loomfast`. Raises as the `open` of the store.
+    The schema of a PostgreSQL store is `loomfast`. Raises `BadInputError` for a URL of another kind, and as
+    the `open` of the store.
     """
     if url.startswith(POSTGRES_SCHEMES):
         from loomfast.stores._postgres import PostgresEventStore
 
         return await PostgresEventStore.open(url, create=create)
+    if "://" in url:
+        raise BadInputError(
+            f"{url.partition('://')[0]}://…: stores are at postgresql://… or in a SQLite file"
+        )
     from loomfast.stores._sqlite import SqliteEventStore
 
     return await SqliteEventStore.open(url, create=create)

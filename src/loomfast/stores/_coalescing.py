@@ -41,7 +41,14 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from loomfast._errors import BadInputError, StorageWriteError, StoreBusyError, StoreClosedError
+from loomfast._errors import (
+    BadInputError,
+    StorageWriteError,
+    StoreBusyError,
+    StoreClosedError,
+    StoreFullError,
+    StoreReadOnlyError,
+)
 from loomfast._kernels import Envelope
 from loomfast.stores._decorator import EventStoreDecorator
 from loomfast.stores._spi import EventStore
@@ -286,4 +293,7 @@ def _is_everybodys(error: Exception) -> bool:
     """Whether an error blames no event, or leaves it open whether the batch was written."""
     if isinstance(error, StorageWriteError) and error.doubtful:
         return True
-    return isinstance(error, StoreBusyError | StoreClosedError)
+    # A disk or a server: asked for each caller again, it would keep the last one waiting for all of them.
+    if isinstance(error, StorageWriteError) and isinstance(error.__cause__, OSError):
+        return True
+    return isinstance(error, StoreBusyError | StoreClosedError | StoreFullError | StoreReadOnlyError)

@@ -28,7 +28,14 @@ from loomfast.stores._postgres_ledger import APPEND, arguments, head_row, load_h
 from loomfast.stores._postgres_rows import READ_COLUMNS, incomplete, key_and_long, place_of, to_event, to_row
 from loomfast.stores._postgres_snapshots import is_covered, lock_head
 
+# What is copied at a time: in events, and in bytes of their bodies, since a message to the server is bounded.
 _CHUNK: Final = 1_000
+_CHUNK_BYTES: Final = 4 * 2**20
+_LAST_OF_CHUNK: Final = (
+    "SELECT coalesce(max(sequence), $2) FROM"
+    " (SELECT sequence, sum(octet_length(body)) OVER (ORDER BY sequence) AS size FROM events"
+    " WHERE execution = $1 AND sequence BETWEEN $2 AND $3) AS chunk WHERE size <= $4"
+)
 _RANGE: Final = (
     f"SELECT {READ_COLUMNS} FROM events WHERE execution = $1 AND sequence BETWEEN $2 AND $3 ORDER BY sequence"
 )
@@ -78,17 +85,20 @@ class CopyPrefix:
         before = (await load_heads(connection, (self._target_id,)))[self._target_id]
         head = before.copy()
         head.number = await connection.fetchval("SELECT coalesce(max(number), 0) + 1 FROM executions")
-        for first in range(0, self._through + 1, _CHUNK):
-            stored = await connection.fetch(_RANGE, number, first, min(first + _CHUNK - 1, self._through))
-            copies = await asyncio.to_thread(self._copies, stored, first)
+        first = 0
+        while first <= self._through:
+            limit = min(first + _CHUNK - 1, self._through)
+            last = await connection.fetchval(_LAST_OF_CHUNK, number, first, limit, _CHUNK_BYTES)
+            stored = await connection.fetch(_RANGE, number, first, last)
+            copies = await asyncio.to_thread(self._copies, stored, first, last)
             if first == 0:
                 admit({self._target_id: before}.__getitem__, copies[:1])  # an existing target comes first
                 await self._judge_branch(connection)
             for event in copies:
                 head.advance(event)
-            place = place_of(self._target_id)
-            rows = [(head.number, self._tag, *to_row(place, event)) for event in copies]
+            rows = await asyncio.to_thread(self._rows, head.number, copies)
             await connection.fetch(APPEND, *arguments(rows))
+            first = last + 1
         target = head_row(*key_and_long(self._target_id), head)
         await connection.fetch(APPEND, *arguments([], [target]))
         if self._branch_name is not None:
@@ -98,10 +108,14 @@ class CopyPrefix:
         if self._branch_name is not None:
             await judge_branch(connection, self._branch_name, self._target_id, self._source_id, self._through)
 
-    def _copies(self, rows: list[Any], first: int) -> list[Envelope]:
+    def _rows(self, number: int, copies: list[Envelope]) -> list[tuple[Any, ...]]:
+        place = place_of(self._target_id)
+        return [(number, self._tag, *to_row(place, event)) for event in copies]
+
+    def _copies(self, rows: list[Any], first: int, last: int) -> list[Envelope]:
         """Copies of one chunk. Raises `StoreReadError` for a row that is not as it was written."""
         place = place_of(self._source_id)
         events = [to_event(self._source_id, place, row) for row in rows]
-        if len(events) != min(first + _CHUNK, self._through + 1) - first or events[0].sequence != first:
+        if len(events) != last - first + 1 or events[0].sequence != first:
             raise incomplete(self._source_id)
         return [self._copier(event) for event in events]

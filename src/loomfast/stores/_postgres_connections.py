@@ -193,13 +193,13 @@ def write_error(
     """The error of a write, for what the driver has raised. `doubtful`: it may have happened all the same."""
     reason = f"{type(cause).__name__}: {cause}"
     kind = StorageWriteError
-    if isinstance(cause, BUSY):
+    if isinstance(cause, BUSY) and not doubtful:
         kind, reason = StoreBusyError, f"{reason}; nothing was written, it is safe to repeat"
     elif isinstance(cause, FULL):
         kind = StoreFullError
     elif isinstance(cause, READ_ONLY):
         kind = StoreReadOnlyError
-    elif doubtful:
+    if doubtful:
         reason = f"the server was lost before it answered, so this may have been written: {reason}"
     error = kind(execution_id, sequence, reason)
     error.doubtful = doubtful

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 _ACQUIRE: Final = "SELECT token, expires_ms FROM acquire_lease($1, $2, $3)"
 _RENEW: Final = (
     "UPDATE leases l SET expires_ms = now_ms() + $3 FROM unnest($1::bytea[], $2::bigint[]) AS w (key, token)"
-    " WHERE l.key = w.key AND l.token = w.token AND l.expires_ms > now_ms() RETURNING l.token, l.expires_ms"
+    " WHERE l.key = w.key AND l.token = w.token AND l.expires_ms > now_ms()"
+    " RETURNING l.token, l.expires_ms, l.owner"
 )
 _RELEASE: Final = (
     "DELETE FROM leases l USING unnest($1::bytea[], $2::bigint[]) AS w (key, token)"
@@ -49,8 +50,8 @@ class PostgresLeaseStore(LeaseStore):
         rows: Any = await self._store._write(
             None, lambda connection: connection.fetch(_RENEW, *wanted, _ms(ttl_s)), repeat=True
         )
-        until = {token: expires_ms for token, expires_ms in rows}
-        return [lease._replace(expires_ms=until[lease.token]) for lease in leases if lease.token in until]
+        held = {token: Lease("", load_text(owner), token, expires_ms) for token, expires_ms, owner in rows}
+        return [held[lease.token]._replace(key=lease.key) for lease in leases if lease.token in held]
 
     async def release(self, leases: Sequence[Lease]) -> None:
         wanted = _in_order(leases)
