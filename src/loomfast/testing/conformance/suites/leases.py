@@ -109,6 +109,8 @@ class LeaseConformance(Conformance):
             renewed = await store.leases.renew(leases, 2 * LONG_S)
             assert [lease.key for lease in renewed] == [f"k{n}" for n in range(300) if n != 7]
             assert [lease.token for lease in renewed] == [one.token for one in leases if one.key != "k7"]
+            [known] = await store.leases.renew([leases[0]._replace(owner="somebody else")], 2 * LONG_S)
+            assert (known.key, known.owner) == ("k0", "a")  # the token counts, and the owner is the store's
             await store.leases.release(leases)
             assert [await store.leases.get(f"k{n}") for n in (0, 7, 299)] == [None, stolen, None]
             assert await store.leases.renew([], 1) == []
