@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 import pytest
 
@@ -20,6 +21,10 @@ async def all_pages(store: EventStore, limit: int, after: int = 0) -> list[Posit
         assert len(page) <= limit
         read += page
     return read
+
+
+# How many events each of many writers appends.
+_EACH: Final = 128
 
 
 class CatchUpConformance(Conformance):
@@ -75,7 +80,9 @@ class CatchUpConformance(Conformance):
     @guarantee(7, needs="restart")
     async def test_positions_are_the_same_after_a_restart(self) -> None:
         async with self.open_store() as store:
-            await store.append_batch([*log("x", 5), *log("y", 5)])
+            await store.append_batch([*log("y", 2), *log("x", 2)])
+            await store.append_batch(log("y", 3, 2))
+            await store.append_batch(log("x", 3, 2))
             read = await store.read_all()
         async with self.open_store() as store:
             await store.append(event("z", 0))
@@ -128,22 +135,26 @@ async def _append_in_the_end(store: EventStore, batch: list[Envelope]) -> None:
 
 
 async def _followed(reader: EventStore, writers: list[EventStore]) -> None:
-    """Let 16 writers append, some in vain, while a reader follows; it must see each event once, in order."""
+    """Let 16 writers append, some in vain, while a reader follows; it must see each event once, in order.
+
+    Batches are of very different sizes, so that the small ones have the time to overtake the large ones.
+    """
     await reader.append(event("taken", 0))
 
     async def write(n: int) -> None:
         store = writers[n % len(writers)]
-        for length in range(8):
-            await _append_in_the_end(store, [event(f"x{n}", 2 * length), event(f"x{n}", 2 * length + 1)])
+        size = (2, 1, _EACH, 16)[n % 4]
+        for first in range(0, _EACH, size):
+            await _append_in_the_end(store, [event(f"x{n}", first + k) for k in range(size)])
             if n % 4 == 0:
                 with pytest.raises(ConflictError):
-                    await store.append_batch([event(f"x{n}", 2 * length + 2), event("taken", 0)])
+                    await store.append_batch([event(f"x{n}", first + size), event("taken", 0)])
 
     read: list[PositionedEvent] = []
     writing = asyncio.gather(*(write(n) for n in range(16)))
     while True:
         over = writing.done()
-        page = await reader.read_all(read[-1].position if read else 0, limit=11)
+        page = await reader.read_all(read[-1].position if read else 0, limit=50)
         read += page
         if over and not page:
             break
@@ -152,5 +163,5 @@ async def _followed(reader: EventStore, writers: list[EventStore]) -> None:
     positions = [placed.position for placed in read]
     assert positions == sorted(set(positions))
     for n in range(16):
-        assert [p.event.sequence for p in read if p.event.execution_id == f"x{n}"] == list(range(16))
-    assert len(read) == 16 * 16 + 1
+        assert [p.event.sequence for p in read if p.event.execution_id == f"x{n}"] == list(range(_EACH))
+    assert len(read) == 16 * _EACH + 1

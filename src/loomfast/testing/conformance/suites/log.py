@@ -29,6 +29,30 @@ class LogConformance(Conformance):
                 assert [p.event for p in placed] == batch
                 after = placed[-1].position
 
+    @guarantee(3)
+    async def test_ids_that_look_alike_are_different_executions(self) -> None:
+        long = "i" * 1_000
+        ids = [
+            "a",
+            "A",
+            "a ",
+            " a",
+            "a\x00",
+            "\u00e9",
+            "e\u0301",
+            "\ud800",
+            "\ud801",
+            f"{long}1",
+            f"{long}2",
+        ]
+        async with self.open_store() as store:
+            for n, name in enumerate(ids):
+                await store.append_batch(log(name, n + 1))
+            for n, name in enumerate(ids):
+                assert await store.read(name) == log(name, n + 1)
+                assert await store.last_sequence(name) == n
+            assert [one.execution_id for one in await store.list_executions()] == ids
+
     @guarantee(1)
     async def test_a_conflict_on_the_last_event_of_a_batch_leaves_none_of_it(self) -> None:
         """F23."""

@@ -55,6 +55,22 @@ class ValueConformance(Conformance):
                 assert repr(one.metadata) == repr(original.metadata)
                 assert (one.body, one.timestamp) == (original.body, original.timestamp)
 
+    @guarantee(6, needs="restart")
+    async def test_a_value_comes_back_equal_after_a_restart_with_its_stamps_and_fences(self) -> None:
+        async with self.open_store() as store:
+            fence = await store.acquire_fence("x")
+            events = [event("x", 0, fence=fence)]
+            events += [
+                event("x", n, "note", value, fence=fence, hint=value, flowEmit=f"{2**64 - n:016x}")
+                for n, value in enumerate(VALUES, 1)
+            ]
+            await store.append_batch(events)
+        async with self.open_store() as store:
+            read = await store.read("x")
+            assert read == events
+            assert [repr(one.payload) for one in read] == [repr(one.payload) for one in events]
+            assert [repr(one.metadata) for one in read] == [repr(one.metadata) for one in events]
+
     @guarantee(6)
     @pytest.mark.parametrize(
         "fork_of",
