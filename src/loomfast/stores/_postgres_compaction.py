@@ -25,8 +25,9 @@ from loomfast.stores._forking import Copier
 from loomfast.stores._postgres_branches import insert_branch, judge_branch
 from loomfast.stores._postgres_connections import AnyConnection
 from loomfast.stores._postgres_ledger import APPEND, arguments, head_row, load_heads
-from loomfast.stores._postgres_rows import READ_COLUMNS, incomplete, key_and_long, place_of, to_event, to_row
+from loomfast.stores._postgres_rows import READ_COLUMNS, key_and_long, place_of, to_event, to_row
 from loomfast.stores._postgres_snapshots import is_covered, lock_head
+from loomfast.stores._unreadable import incomplete
 
 # What is copied at a time: in events, and in bytes of their bodies, since a message to the server is bounded.
 _CHUNK: Final = 1_000

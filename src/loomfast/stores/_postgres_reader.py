@@ -25,9 +25,7 @@ from loomfast.stores._postgres_connections import AnyConnection
 from loomfast.stores._postgres_rows import (
     LAST,
     READ_COLUMNS,
-    damaged,
     folded_checksum,
-    incomplete,
     key_of,
     load_text,
     place_of,
@@ -35,6 +33,7 @@ from loomfast.stores._postgres_rows import (
     to_event,
 )
 from loomfast.stores._spi import ExecutionSummary, PositionedEvent
+from loomfast.stores._unreadable import damaged, incomplete
 
 T = TypeVar("T")
 

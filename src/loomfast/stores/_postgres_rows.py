@@ -28,6 +28,7 @@ from typing import Any, Final, TypeAlias
 from loomfast import _events as ev
 from loomfast._errors import StoreReadError
 from loomfast._kernels import Envelope
+from loomfast.stores._unreadable import damaged
 
 # The columns of an event in the order of `to_row`; its execution's number and its position are the server's.
 READ_COLUMNS: Final = "sequence, kind, stamp, subject, fence, timestamp, checksum, extra, body"
@@ -138,15 +139,3 @@ def _whole_checksum(
         crc = zlib.crc32(extra, zlib.crc32(b"+", crc))
     both = crc << 32 | folded
     return both - 2**64 if both >= 2**63 else both
-
-
-def damaged(execution_id: str, sequence: int) -> StoreReadError:
-    return StoreReadError(
-        execution_id, f"execution {execution_id!r}, sequence {sequence}: the row is not as it was written"
-    )
-
-
-def incomplete(execution_id: str) -> StoreReadError:
-    return StoreReadError(
-        execution_id, f"execution {execution_id!r}: the database holds a part of its log only"
-    )

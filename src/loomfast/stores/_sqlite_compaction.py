@@ -19,9 +19,10 @@ from loomfast._errors import (
 from loomfast.stores._admission import admit
 from loomfast.stores._forking import Copier
 from loomfast.stores._sqlite_branches import insert_branch, judge_branch
-from loomfast.stores._sqlite_rows import READ_COLUMNS, incomplete, to_event, to_row
+from loomfast.stores._sqlite_rows import READ_COLUMNS, to_event, to_row
 from loomfast.stores._sqlite_snapshots import cut_of, is_covered
 from loomfast.stores._sqlite_writer import Ledger, Task
+from loomfast.stores._unreadable import incomplete
 
 _CHUNK: Final = 1_000
 _RANGE: Final = f"SELECT {READ_COLUMNS} FROM events WHERE id BETWEEN ? AND ? ORDER BY id"

@@ -23,8 +23,9 @@ from loomfast.stores import _sqlite_schema as schema
 from loomfast.stores._admission import NO_EVENT, check_range
 from loomfast.stores._spi import ExecutionSummary, PositionedEvent
 from loomfast.stores._sqlite_faults import DatabaseFile, read_error
-from loomfast.stores._sqlite_rows import READ_COLUMNS, damaged, incomplete, load_text, store_text, to_event
+from loomfast.stores._sqlite_rows import READ_COLUMNS, load_text, store_text, to_event
 from loomfast.stores._threads import Call, Worker, deliver
+from loomfast.stores._unreadable import damaged, incomplete
 
 THREADS: Final = 2
 

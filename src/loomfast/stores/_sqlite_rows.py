@@ -22,6 +22,7 @@ from typing import Any, Final, TypeAlias
 from loomfast import _events as ev
 from loomfast._errors import StoreReadError
 from loomfast._kernels import Envelope, row_guard
+from loomfast.stores._unreadable import damaged
 
 COLUMNS: Final = "id, coded, stamp, subject, position, fence, timestamp, checksum, extra, body"
 WIDTH: Final = 10
@@ -94,18 +95,6 @@ def to_event(execution_id: str, row: Stored) -> Envelope:
     if stamp is not None:
         stamp &= 0xFFFFFFFFFFFFFFFF
     return Envelope(execution_id, sequence, event_type, body, timestamp, text, stamp, fence, extra)
-
-
-def damaged(execution_id: str, sequence: int) -> StoreReadError:
-    return StoreReadError(
-        execution_id, f"execution {execution_id!r}, sequence {sequence}: the row is not as it was written"
-    )
-
-
-def incomplete(execution_id: str) -> StoreReadError:
-    return StoreReadError(
-        execution_id, f"execution {execution_id!r}: the database holds a part of its log only"
-    )
 
 
 def _checksum(
