@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_core": BASE | {"_kernels"},
     "stores": BASE | {"_kernels", "_core"},
     "_runtime": BASE | {"_kernels", "_core", "stores"},
+    "_nodes": BASE | {"_kernels", "_core", "stores", "_runtime"},
     "projections": BASE | {"_kernels", "stores"},
     "readmodels": BASE | {"_kernels", "stores", "_runtime"},
     "verification": BASE | {"_kernels", "_core", "stores"},
@@ -35,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": BASE | {"_kernels", "_core", "stores", "_runtime", "testing", "_pure", "_native", ""},
     "testing": BASE | {"_kernels", "_core", "stores", "_runtime"},
     "examples": {""},
-    "cli": BASE | {"_kernels", "_core", "stores", "_runtime", "bench", "examples", ""},
+    "cli": BASE | {"_kernels", "_core", "stores", "_runtime", "_nodes", "bench", "examples", ""},
 }
 SANS_IO = {"asyncio", "time", "random", "uuid", "sqlite3", "apsw", "socket", "threading", "os", "secrets"}
 

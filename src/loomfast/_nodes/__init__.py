@@ -1,0 +1,1 @@
+"""What a process does by itself: timers, schedules, dispatches, workers. See ARCHITECTURE.md."""
