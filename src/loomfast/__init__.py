@@ -64,6 +64,7 @@ from loomfast._errors import (
     UnknownBranchError,
     UnknownExecutionError,
     UnknownFlowError,
+    UnknownScheduleError,
     UnsupportedTypeError,
 )
 from loomfast._events import EVENT_SCHEMA_VERSION, KERNEL_ABI_VERSION
@@ -84,6 +85,11 @@ from loomfast._kernels import (
     implementation,
     parse_digest,
 )
+from loomfast._nodes.app import App
+from loomfast._nodes.limits import Limits
+from loomfast._nodes.schedules import Schedules
+from loomfast._nodes.timers import TimerService
+from loomfast._nodes.worker import Health, Worker
 from loomfast._runtime.clock import Clock, SystemClock
 from loomfast._runtime.context import WorkflowContext
 from loomfast._runtime.deps import DeterminismPolicy
@@ -130,6 +136,7 @@ __all__ = [
     "FOLD_VECTORS",
     "KERNEL_ABI_VERSION",
     "MAX_DEPTH",
+    "App",
     "BadInputError",
     "BadSnapshotError",
     "BeyondLogError",
@@ -163,6 +170,7 @@ __all__ = [
     "FlowDefinition",
     "FlowError",
     "GateRefusedError",
+    "Health",
     "InputValidationError",
     "InstallError",
     "JsonFormError",
@@ -173,6 +181,7 @@ __all__ = [
     "LeaseHeldError",
     "LeaseLostError",
     "LeaseStore",
+    "Limits",
     "LoomError",
     "MalformedEventError",
     "MemoryEventStore",
@@ -193,6 +202,7 @@ __all__ = [
     "RunOverError",
     "RuntimeClosedError",
     "Schedule",
+    "Schedules",
     "Snapshot",
     "SnapshotNeededError",
     "SnapshotStore",
@@ -219,6 +229,7 @@ __all__ = [
     "SystemClock",
     "Table",
     "TenantScopedEventStore",
+    "TimerService",
     "TimerStore",
     "Tip",
     "TooDeepError",
@@ -227,9 +238,11 @@ __all__ = [
     "UnknownBranchError",
     "UnknownExecutionError",
     "UnknownFlowError",
+    "UnknownScheduleError",
     "UnsupportedTypeError",
     "Verified",
     "Wake",
+    "Worker",
     "WorkflowContext",
     "WorkflowRuntime",
     "__version__",

@@ -496,6 +496,17 @@ class UnknownFlowError(BadInputError):
         self.execution_id = execution_id
 
 
+class UnknownScheduleError(BadInputError):
+    """The store has no schedule of this id."""
+
+    code = "unknown-schedule"
+    hint = "Make it with Schedules.put, or look at what there is with Schedules.list."
+
+    def __init__(self, schedule_id: str) -> None:
+        super().__init__(f"no schedule {schedule_id!r}")
+        self.schedule_id = schedule_id
+
+
 class GateRefusedError(ConflictError):
     """An answer does not fit the execution as it stands: no such gate is open, or another one is."""
 

@@ -109,12 +109,14 @@ class Answering:
         except PrefixTruncatedError:
             return None
 
-    async def fire(self, execution_id: str) -> DrivenExecution:
+    async def fire(self, execution_id: str, fenced: bool) -> DrivenExecution:
         """See `WorkflowRuntime.fire`."""
         return await self._tell(
             execution_id,
             lambda state: answers.fire(state, self._driven.deps.clock.now_ms()),
             lambda: GateRefusedError(execution_id, answers.TIMER_FIRED, "another writer was first"),
+            fenced=fenced,
+            patient=False,
         )
 
     async def resolve_in_doubt(
@@ -132,18 +134,27 @@ class Answering:
         execution_id: str,
         drafted: Callable[[State], tuple[Draft, ...]],
         beaten: Callable[[], ConflictError],
+        *,
+        fenced: bool = False,
+        patient: bool = True,
     ) -> DrivenExecution:
         """Append what `drafted` makes of the state, all or nothing, and drive on.
 
-        `beaten` makes the error for a call that came second.
+        `beaten` makes the error for a call that came second. With `fenced`, one that is not driven here is
+        fenced before, and not only if the store asks for it. Unless `patient`, one whose lease another
+        process holds is not waited for.
         """
-        return await self._driven.in_turn(execution_id, self._tell_in_turn(execution_id, drafted, beaten))
+        told = self._tell_in_turn(execution_id, drafted, beaten, fenced=fenced, patient=patient)
+        return await self._driven.in_turn(execution_id, told)
 
     async def _tell_in_turn(
         self,
         execution_id: str,
         drafted: Callable[[State], tuple[Draft, ...]],
         beaten: Callable[[], ConflictError],
+        *,
+        fenced: bool = False,
+        patient: bool = True,
     ) -> DrivenExecution:
         live = self._driven.live(execution_id)
         if live is not None:
@@ -167,16 +178,25 @@ class Answering:
         async def fits() -> None:
             drafted(await self._driven.states.load(execution_id))
 
-        async with self._driven.claimed(execution_id, fits):
-            return await self._tell_parked(execution_id, drafted, beaten)
+        if not patient:
+            await fits()  # which costs less than a claim
+        async with self._driven.claimed(execution_id, fits if patient else None):
+            return await self._tell_parked(execution_id, drafted, beaten, fenced=fenced)
 
     async def _tell_parked(
         self,
         execution_id: str,
         drafted: Callable[[State], tuple[Draft, ...]],
         beaten: Callable[[], ConflictError],
+        *,
+        fenced: bool,
     ) -> DrivenExecution:
-        fence: int | None = None
+        async def fence_fitting() -> int:
+            # Look again before fencing: who was first must not be stopped by the one who is refused.
+            drafted(await self._driven.states.load(execution_id))
+            return await self._driven.store.acquire_fence(execution_id)
+
+        fence = await fence_fitting() if fenced else None
         while True:
             state = await self._driven.states.load(execution_id)
             flow = self._flows.of(state)
@@ -195,10 +215,8 @@ class Answering:
             except StaleFenceError as error:
                 if fence is not None:
                     raise beaten() from error
-                # A parked execution that was fenced before needs a token from whoever drives it next. Look
-                # again before fencing: who was first must not be stopped by the one who is refused.
-                drafted(await self._driven.states.load(execution_id))
-                fence = await self._driven.store.acquire_fence(execution_id)
+                # A parked execution that was fenced before needs a token from whoever drives it next.
+                fence = await fence_fitting()
             except ConflictError as error:
                 raise beaten() from error
         for envelope in envelopes:

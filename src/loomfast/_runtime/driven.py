@@ -64,7 +64,7 @@ class DrivenExecutions:
         self.calls: set[asyncio.Task[Any]] = set()
         self.refused: list[ExecutionJournal] = []
         self.watchers: dict[str, set[asyncio.Future[None]]] = {}
-        self.at_rest: tuple[Callable[[DrivenExecution, State | None], object], ...] = ()
+        self.at_rest: list[Callable[[DrivenExecution, State | None], object]] = []
         self._to_begin: deque[tuple[DrivenExecution, contextvars.Context]] = deque()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._batch_events = batch_events
@@ -216,8 +216,17 @@ class DrivenExecutions:
         held = None if self.leases is None else self.leases.held(execution_id)
         if self.leases is not None and held is not None:
             self.leases.give_back(held)
-        for hear in self.at_rest:
+        for hear in tuple(self.at_rest):
             hear(live, state)
+
+    def hear(self, hear: Callable[[str, State | None], object]) -> Callable[[], None]:
+        """See `WorkflowRuntime.at_rest`."""
+
+        def rested(live: DrivenExecution, state: State | None) -> None:
+            call(lambda state: hear(live.journal.execution_id, state), state)
+
+        self.at_rest.append(rested)
+        return lambda: self.at_rest.remove(rested)
 
     @contextlib.contextmanager
     def watching(self, execution_id: str) -> Iterator[asyncio.Future[None]]:

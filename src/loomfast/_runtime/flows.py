@@ -32,8 +32,11 @@ class FlowTable:
 
     def of(self, state: State) -> FlowDefinition:
         """Return the flow that an execution was started with. Raises `UnknownFlowError`, `StoreReadError`."""
-        flow_id = read_recorded(state.execution_id, 0, lambda: state.flow_id)
+        return self.named(read_recorded(state.execution_id, 0, lambda: state.flow_id), state.execution_id)
+
+    def named(self, flow_id: str, execution_id: str | None = None) -> FlowDefinition:
+        """Return a flow by its id. Raises `UnknownFlowError`, for the execution that needs it."""
         flow = self._flows.get(flow_id)
         if flow is None:
-            raise UnknownFlowError(flow_id, state.execution_id)
+            raise UnknownFlowError(flow_id, execution_id)
         return flow

@@ -132,11 +132,15 @@ class WorkflowRuntime:
             driven, self._flows, id_factory, snapshot_every=snapshot_every, truncate=truncate
         )
         self._closing = Closing(driven, self._history)
-        driven.at_rest = (self._history.rested, self._recovering.rested)
+        driven.at_rest = [self._history.rested, self._recovering.rested]
 
     def register(self, flow: FlowDefinition | FlowFunction) -> FlowDefinition:
         """Make a flow known by its id. Raises `BadInputError` when the id stands for another function."""
         return self._flows.register(flow)
+
+    def flow(self, flow_id: str) -> FlowDefinition:
+        """Return the flow that is known by this id. Raises `UnknownFlowError`."""
+        return self._flows.named(flow_id)
 
     # --- starting --------------------------------------------------------------------------------
 
@@ -199,14 +203,17 @@ class WorkflowRuntime:
         )
         return self._waiting.handle(execution_id, live)
 
-    async def fire(self, execution_id: str) -> ExecutionHandle:
+    async def fire(self, execution_id: str, *, fenced: bool = False) -> ExecutionHandle:
         """Pass the pending gate of an execution whose `wakeAt` has come, with the answer null.
 
-        Raises `GateRefusedError` when no gate waits for a timer, it is not due yet, or somebody else was
-        first; otherwise as `resume`.
+        With `fenced` it is fenced first, unless it is driven here. Without leases that makes the writes of
+        two who fire at once safe, not their effects: who comes second may fence out the first in the middle
+        of its run, and then drives it on itself. Raises `GateRefusedError` when no gate waits for a timer, it
+        is not due yet, or somebody else was first, and with leases `LeaseHeldError` at once, when another
+        process holds its lease; otherwise as `resume`.
         """
         self._driven.check_open()
-        return self._waiting.handle(execution_id, await self._answering.fire(execution_id))
+        return self._waiting.handle(execution_id, await self._answering.fire(execution_id, fenced))
 
     async def resolve_in_doubt(
         self,
@@ -346,6 +353,32 @@ class WorkflowRuntime:
     async def load_state(self, execution_id: str) -> State | None:
         """Fold and return the durable state of an execution, or None if the store does not know it."""
         return await self._driven.states.find(execution_id)
+
+    @property
+    def clock(self) -> Clock:
+        """The clock that this runtime was given."""
+        return self._driven.deps.clock
+
+    @property
+    def entropy(self) -> Callable[[int], bytes]:
+        """The source of random bytes that this runtime was given."""
+        return self._driven.deps.entropy
+
+    @property
+    def leased(self) -> bool:
+        """Whether what this runtime drives is driven under leases."""
+        return self._driven.leases is not None
+
+    def drives(self, execution_id: str) -> bool:
+        """Whether this runtime drives an execution now."""
+        return self._driven.live(execution_id) is not None
+
+    def at_rest(self, hear: Callable[[str, State | None], object]) -> Callable[[], None]:
+        """Have `hear` called with the id of each execution that this runtime stops driving, and its state.
+
+        The state is None where the run could not go on. Returns what ends it. What `hear` raises is logged.
+        """
+        return self._driven.hear(hear)
 
     # --- closing ---------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from loomfast.cli.kernels import digest, fold
 from loomfast.cli.logs import export_log, import_log
 from loomfast.cli.output import CommandError
 from loomfast.cli.verify import verify
+from loomfast.cli.worker import worker
 
 # What a shell reports for a program that a closed pipe ended: 128 + SIGPIPE.
 CLOSED_PIPE = 141
@@ -55,5 +56,5 @@ def app() -> None:
     """Durable execution for Python: try it, look into its logs, measure it."""
 
 
-for command in (demo, bench, info, export_log, import_log, fold, digest, check, verify):
+for command in (demo, bench, info, export_log, import_log, fold, digest, check, verify, worker):
     app.add_command(command)

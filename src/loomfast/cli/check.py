@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
-import os
-import sys
 
 import click
 
 import loomfast
 from loomfast._runtime.replay import Divergence, check_log
 from loomfast.cli.lines import read_event, read_lines
+from loomfast.cli.named import load_named
 from loomfast.cli.output import CommandError, Whole
 
 
@@ -47,15 +45,7 @@ def _check(flow: loomfast.FlowDefinition, events: list[loomfast.Envelope]) -> Di
 
 
 def _import_flow(name: str) -> loomfast.FlowDefinition:
-    module_name, colon, attribute = name.partition(":")
-    if not (module_name and colon and attribute):
-        raise CommandError(f"--flow {name}: must be MODULE:FLOW")
-    sys.path.insert(0, os.getcwd())  # a project's own modules, as `python -m` finds them
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise CommandError(f"--flow {name}: {error}") from error
-    flow = getattr(module, attribute, None)
+    flow = load_named(name, "--flow")
     if not isinstance(flow, loomfast.FlowDefinition):
-        raise CommandError(f"--flow {name}: {attribute} is no flow of {module_name}; declare it with @flow")
+        raise CommandError(f"--flow {name}: is no flow; declare it with @flow")
     return flow

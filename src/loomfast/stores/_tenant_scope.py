@@ -66,6 +66,15 @@ class Scope:
         return _renamed(event, execution_id, _with_fork_of(event.extra, self.bare))
 
 
+def tenant_of(stored_id: str) -> tuple[str, str] | None:
+    """Return the tenant and the bare id of a stored id; None for one that no tenant's view has made."""
+    length, colon, rest = stored_id.partition(":")
+    if not colon or not (length.isascii() and length.isdigit()) or str(int(length)) != length:
+        return None
+    size = int(length)
+    return (rest[:size], rest[size + 1 :]) if rest[size : size + 1] == ":" else None
+
+
 def state_as(state: State, execution_id: str) -> State:
     """Return the same state under another id. Its maps are shared, which is free."""
     return State(

@@ -1,0 +1,48 @@
+"""What failed, and when to try it again: longer after each failure in a row.
+
+What lives here: `BackOff`. What must not: what is tried, or a clock.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Final
+
+FIRST_MS: Final = 1_000
+LONGEST_MS: Final = 60_000
+# How many failures are remembered. Beyond that, those that are longest ago are tried again early.
+REMEMBERED: Final = 10_000
+
+
+class BackOff:
+    """Failures by key. Times are in ms of one clock."""
+
+    def __init__(self, *, first_ms: int = FIRST_MS, longest_ms: int = LONGEST_MS) -> None:
+        self._first_ms = first_ms
+        self._longest_ms = longest_ms
+        # When to try again, and how long that pause is.
+        self._failed: OrderedDict[Hashable, tuple[int, int]] = OrderedDict()
+
+    def failed(self, key: Hashable, now_ms: int) -> None:
+        """It has failed: leave it alone for twice as long as after the last time."""
+        _, pause_ms = self._failed.pop(key, (0, self._first_ms // 2))
+        pause_ms = min(2 * pause_ms, self._longest_ms)
+        self._failed[key] = now_ms + pause_ms, pause_ms
+        if len(self._failed) > REMEMBERED:
+            self._failed.popitem(last=False)
+
+    def succeeded(self, key: Hashable) -> None:
+        """Forget its failures."""
+        self._failed.pop(key, None)
+
+    def waits(self, key: Hashable, now_ms: int) -> bool:
+        """Whether it is too early to try it again.
+
+        A clock that was set back makes nothing wait for longer than the longest pause.
+        """
+        try_at, pause_ms = self._failed.get(key, (now_ms, 0))
+        return now_ms < try_at <= now_ms + pause_ms
+
+    def __len__(self) -> int:
+        return len(self._failed)

@@ -1,0 +1,226 @@
+"""A worker: a process that takes up by itself what a store holds for it to do.
+
+What lives here: `Worker`, which puts claims, timers and limits together, and `Health`. What must not: how any
+of them is done (`claiming`, `due`, `occurrences`, `limits`), processes and signals (the command line).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Literal, NamedTuple, Self, TypeAlias
+
+from loomfast._errors import BadInputError, GateRefusedError, LeaseHeldError
+from loomfast._kernels import State
+from loomfast._nodes.app import App
+from loomfast._nodes.claiming import Claims
+from loomfast._nodes.due import DueLoop
+from loomfast._nodes.limits import Limits, Room, Slots
+from loomfast._nodes.occurrences import Occurrences
+from loomfast._nodes.schedules import Schedules
+from loomfast._nodes.telemetry import Telemetry
+from loomfast._nodes.tenants import Runtimes
+from loomfast._runtime.clock import Clock, SystemClock
+from loomfast._runtime.runtime import WorkflowRuntime
+from loomfast.stores import EventStore, Schedule, Wake
+
+Phase: TypeAlias = Literal["new", "running", "closing", "closed"]
+
+# A worker whose looks at the store have failed for so long is not well.
+UNWELL_S = 15.0
+
+
+class Health(NamedTuple):
+    """How a worker fares. Times are in seconds; None where it has not happened yet.
+
+    `driving`: executions it took up and that have not come to rest; `limit`: how many that may be at most.
+    `looked_s`: since the store last told what is due; `swept_s`: since all that is running was last looked
+    at, which a worker that is full does not do. `failing`: what could not go on and is tried again.
+    """
+
+    phase: Phase
+    driving: int
+    limit: int | None
+    looked_s: float | None
+    swept_s: float | None
+    failing: int
+
+    @property
+    def well(self) -> bool:
+        """Whether it does its work: it runs, and the store answers."""
+        return self.phase == "running" and self.looked_s is not None and self.looked_s < UNWELL_S
+
+
+class Worker:
+    """Takes up what is abandoned and what is due in a store, for as long as it is entered.
+
+    It recovers executions that are running and that nobody drives, wakes sleepers and gates whose time has
+    come, and starts the occurrences of schedules, as far as `limits` allow. Every execution is driven under
+    a lease of `lease_ttl_s` seconds, so any number of workers, and of other processes whose runtimes have
+    leases, may share the store. One that keeps crashing its process is set aside (`max_crashes`).
+
+    `poll_s`: how often it asks for what is due; `sweep_s`: how often for what is abandoned, a third of the
+    lease's time unless given. With `tenants`, what `TenantScopedEventStore` views of the store hold is
+    driven as that tenant's. `close_grace_s` is the grace that running effects have when it is left.
+
+    Use it as an async context manager. The store is the caller's to close.
+    """
+
+    def __init__(
+        self,
+        store: EventStore,
+        app: App,
+        *,
+        limits: Limits | None = None,
+        lease_ttl_s: float = 30.0,
+        poll_s: float = 1.0,
+        sweep_s: float | None = None,
+        close_grace_s: float = 20.0,
+        tenants: bool = False,
+    ) -> None:
+        if not isinstance(app, App):
+            raise BadInputError(f"app must be a loomfast.App, not {type(app).__name__}")
+        self.phase: Phase = "new"
+        self._app = app
+        self._flows = tuple(app.flows)
+        self._lease_ttl_s = lease_ttl_s
+        self._close_grace_s = close_grace_s
+        self._threads = ThreadPoolExecutor(thread_name_prefix="loomfast-step")
+        self._options = {"clock": SystemClock(), "executor": self._threads, **app.options}
+        self._clock: Clock = self._options["clock"]
+        self._slots = Slots(limits or Limits())
+        self._slots.freed = self._freed
+        self._runtimes = Runtimes(
+            store, self._make_runtime, self._slots, tenants=tenants, rested=self._rested
+        )
+        self.runtime = self._runtimes.base
+        self._telemetry = Telemetry(self.health)
+        self._due = DueLoop(
+            store.timers,
+            self._clock,
+            self._wake,
+            self._start_due,
+            poll_s=poll_s,
+            concurrency=64,
+            on_error=self._telemetry.failed,
+        )
+        self._claims = Claims(
+            store,
+            self._clock,
+            self._runtimes,
+            self._slots,
+            sweep_s=lease_ttl_s / 3 if sweep_s is None else sweep_s,
+            claimed=self._telemetry.recovered,
+            set_aside=self._telemetry.set_aside,
+            failed=self._telemetry.failed,
+        )
+        self.schedules = Schedules(self.runtime, changed=self._due.expect)
+        self._wakes_wait = False  # whether something due found no room
+        self._lifespan = AsyncExitStack()
+        self._loops: list[asyncio.Task[None]] = []
+        self._closing: asyncio.Task[None] | None = None
+
+    def health(self) -> Health:
+        """Return how it fares."""
+        return Health(
+            self.phase,
+            len(self._slots.taken),
+            self._slots.limits.concurrency,
+            self._ago_s(self._due.looked_ms),
+            self._ago_s(self._claims.swept_ms),
+            self._claims.failing + self._due.failing,
+        )
+
+    async def close(self, *, grace_s: float | None = None) -> None:
+        """Take nothing up any more, and stop what runs in order: see `WorkflowRuntime.close`.
+
+        Other workers can take over at once what is left. A repeat waits for the first call, whose grace
+        counts. Cancelling the caller does not stop it.
+        """
+        if self._closing is None:
+            grace_s = self._close_grace_s if grace_s is None else grace_s
+            self._closing = asyncio.get_running_loop().create_task(self._close(grace_s))
+        await asyncio.shield(self._closing)
+
+    async def __aenter__(self) -> Self:
+        if self.phase != "new":
+            raise BadInputError("a worker is entered once: make another")
+        if self._app.lifespan is not None:
+            await self._lifespan.enter_async_context(self._app.lifespan(self))
+        self.phase = "running"
+        create_task = asyncio.get_running_loop().create_task
+        self._loops = [create_task(self._due.run()), create_task(self._claims.run())]
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _close(self, grace_s: float) -> None:
+        self.phase = "closing"
+        for loop in self._loops:
+            loop.cancel()
+        if self._loops:
+            await asyncio.wait(self._loops)
+        await self._runtimes.close(grace_s)
+        await self._due.finish()
+        await self._claims.finish()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        await self._lifespan.aclose()
+        self._telemetry.close()
+        self.phase = "closed"
+
+    # --- what its parts ask for ------------------------------------------------------------------
+
+    def _make_runtime(self, store: EventStore) -> WorkflowRuntime:
+        return WorkflowRuntime(store, flows=self._flows, lease_ttl_s=self._lease_ttl_s, **self._options)
+
+    async def _wake(self, wake: Wake) -> bool:
+        owner = self._runtimes.owner(wake.execution_id)
+        flow_id = ""
+        if self._slots.limits.per_flow is not None:
+            state = await owner.runtime.load_state(owner.own_id)
+            flow_id = "" if state is None else state.flow_id
+        if not self._slots.take(owner.own_id, flow_id, owner.tenant):
+            self._wakes_wait = True
+            return False
+        try:
+            await owner.runtime.fire(owner.own_id)
+        except (GateRefusedError, LeaseHeldError):
+            return False  # somebody else is about it, or was
+        finally:
+            if not owner.runtime.drives(owner.own_id):
+                self._slots.give_back(owner.own_id, owner.tenant)
+        self._telemetry.woken(self._clock.now_ms() - wake.wake_at)
+        return True
+
+    async def _start_due(self, row: Schedule) -> bool:
+        owner = self._runtimes.owner(row.schedule_id)
+        occurrences = Occurrences(owner.runtime, Room(self._slots, owner.tenant))
+        now_ms = self._clock.now_ms()
+        next_ms = await occurrences.start_due(row._replace(schedule_id=owner.own_id), now_ms)
+        if next_ms is not None and next_ms > now_ms:
+            self._due.expect(next_ms)
+        elif next_ms is not None:
+            self._wakes_wait = True
+        return True
+
+    def _rested(self, tenant: str | None, execution_id: str, state: State | None) -> None:
+        self._slots.give_back(execution_id, tenant)
+        if state is not None and state.pending is not None and state.pending.wake_at is not None:
+            self._due.expect(state.pending.wake_at)
+
+    def _freed(self) -> None:
+        self._claims.freed()
+        if self._wakes_wait:
+            self._wakes_wait = False
+            self._due.expect(self._clock.now_ms())
+
+    def _ago_s(self, at_ms: int | None) -> float | None:
+        return None if at_ms is None else (self._clock.now_ms() - at_ms) / 1000

@@ -1,0 +1,152 @@
+"""`loomfast worker`: a process that takes up by itself what a store holds for it to do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+
+import click
+
+import loomfast
+from loomfast.cli.named import load_named
+from loomfast.cli.output import CommandError
+
+logger = logging.getLogger("loomfast.worker")
+
+
+class PerFlow(click.ParamType):
+    """`3` for every flow, or `FLOW=3` for one."""
+
+    name = "[FLOW=]N"
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str | None, int]:
+        flow_id, equals, count = value.rpartition("=")
+        if not count.isascii() or not count.isdigit() or int(count) < 1 or (equals and not flow_id):
+            self.fail(f"{value!r}: say a number, or FLOW=NUMBER", param, ctx)
+        return flow_id or None, int(count)
+
+
+@click.command("worker")
+@click.argument("app", metavar="MODULE:APP")
+@click.option("--db", required=True, help="The store: a SQLite file, or a postgresql:// URL.")
+@click.option(
+    "--concurrency", type=click.IntRange(1), default=100, show_default=True, help="Executions at a time."
+)
+@click.option("--per-flow", type=PerFlow(), multiple=True, help="Of each flow, or of one by its id.")
+@click.option("--per-tenant", type=click.IntRange(1), help="Of each tenant.")
+@click.option("--tenants", is_flag=True, help="Drive what tenants' views of the store hold as theirs.")
+@click.option("--lease-ttl", type=float, default=30.0, show_default=True, help="Seconds a lease lasts.")
+@click.option(
+    "--poll", type=float, default=1.0, show_default=True, help="Seconds between looks at what is due."
+)
+@click.option(
+    "--grace",
+    type=float,
+    default=20.0,
+    show_default=True,
+    help="Seconds that running effects get at the end.",
+)
+@click.option("--health", metavar="HOST:PORT", help="Serve the worker's health over HTTP.")
+def worker(
+    app: str,
+    *,
+    db: str,
+    concurrency: int,
+    per_flow: tuple[tuple[str | None, int], ...],
+    per_tenant: int | None,
+    tenants: bool,
+    lease_ttl: float,
+    poll: float,
+    grace: float,
+    health: str | None,
+) -> None:
+    """Recover what is abandoned in a store, wake what sleeps, and start what schedules call for.
+
+    MODULE:APP names a loomfast.App, or a list of flows. Any number of workers may share a store. SIGTERM or
+    SIGINT ends one in order: it takes nothing up any more, effects that run get --grace seconds, and others
+    take over what is left. A second signal ends it at once.
+    """
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    limits = loomfast.Limits(concurrency=concurrency, per_flow=_per_flow(per_flow), per_tenant=per_tenant)
+    address = None if health is None else _address(health)
+    loaded = _app(app)
+
+    def make(store: loomfast.EventStore) -> loomfast.Worker:
+        return loomfast.Worker(
+            store,
+            loaded,
+            limits=limits,
+            lease_ttl_s=lease_ttl,
+            poll_s=poll,
+            close_grace_s=grace,
+            tenants=tenants,
+        )
+
+    asyncio.run(_run(db, make, address))
+
+
+async def _run(
+    db: str, make: Callable[[loomfast.EventStore], loomfast.Worker], address: tuple[str, int] | None
+) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def told(number: signal.Signals) -> None:
+        if stop.is_set():  # told twice: what the signal does by itself
+            loop.remove_signal_handler(number)
+            signal.raise_signal(number)
+        logger.info("%s: stopping", number.name)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told, number)
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(await loomfast.open_store(db))
+        worker = make(store)
+        if address is not None:
+            host, port = await stack.enter_async_context(_served(worker, *address))
+            logger.info("health at http://%s:%d/healthz", host, port)
+        await stack.enter_async_context(worker)
+        logger.info("ready, process %d", os.getpid())
+        await stop.wait()
+    logger.info("stopped")
+
+
+def _served(worker: loomfast.Worker, host: str, port: int) -> AbstractAsyncContextManager[tuple[str, int]]:
+    try:
+        from loomfast._nodes.health import serve_health
+    except ModuleNotFoundError as error:
+        if error.name != "h11":
+            raise
+        raise CommandError("--health needs h11", "run: pip install 'loomfast[worker]'") from error
+    return serve_health(worker, host, port)
+
+
+def _app(name: str) -> loomfast.App:
+    app = load_named(name, "MODULE:APP")
+    if isinstance(app, loomfast.App):
+        return app
+    if isinstance(app, Iterable) and not isinstance(app, str | bytes):
+        return loomfast.App(app)
+    raise CommandError(f"MODULE:APP {name}: must be a loomfast.App, or a list of flows")
+
+
+def _per_flow(limits: tuple[tuple[str | None, int], ...]) -> int | dict[str, int] | None:
+    named = {flow_id: most for flow_id, most in limits if flow_id is not None}
+    general = [most for flow_id, most in limits if flow_id is None]
+    if len(general) + bool(named) > 1:
+        raise CommandError("--per-flow: one number for every flow, or FLOW=N for each of some")
+    return general[0] if general else named or None
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise CommandError(f"--health {text}: must be HOST:PORT")
+    return host.strip("[]") or "127.0.0.1", int(port)
