@@ -244,6 +244,13 @@ class NeverEndsALease(MemoryLeaseStore):
         return self._kept.get(key)
 
 
+class ForgetsWhatItWasAskedFor(MemoryLeaseStore):
+    """Answers in an order of its own, and a key that is asked for twice once."""
+
+    async def held(self, keys: Sequence[str]) -> list[Lease]:
+        return [lease for lease in await super().held(sorted(self._kept)) if lease.key in keys]
+
+
 class RenewsInWordsOnly(MemoryLeaseStore):
     async def renew(self, leases: Sequence[Lease], ttl_s: float) -> list[Lease]:
         before = dict(self._kept)
@@ -275,6 +282,23 @@ class IgnoresVersions(MemoryTimerStore):
     async def put(self, schedule: Schedule) -> Schedule | None:
         known = self._schedules.get(schedule.schedule_id)
         return await super().put(schedule._replace(version=0 if known is None else known.version))
+
+
+class CountsVersionsAnew(MemoryTimerStore):
+    async def delete(self, schedule_id: str) -> bool:
+        self._version = 0
+        return await super().delete(schedule_id)
+
+
+class HidesSchedulesBehindAPage(MemoryTimerStore):
+    """Goes on behind a time, so that others of that time are never seen."""
+
+    async def due_schedules(
+        self, at_ms: int, *, after: Schedule | None = None, limit: int = 100
+    ) -> list[Schedule]:
+        if after is not None:
+            after = after._replace(schedule_id="\U0010ffff")
+        return await super().due_schedules(at_ms, after=after, limit=limit)
 
 
 def beside(name: str, kind: Any) -> type[MemoryEventStore]:

@@ -87,6 +87,16 @@ CASES: list[tuple[int, type[MemoryEventStore], str]] = [
         "test_a_lease_that_is_renewed_lasts_on_and_says_how_long",
     ),
     (
+        20,
+        broken.beside("leases", broken.ForgetsWhatItWasAskedFor),
+        "test_which_of_many_keys_are_held_is_answered_in_the_order_of_the_keys",
+    ),
+    (
+        20,
+        broken.beside("leases", broken.NeverEndsALease),
+        "test_which_of_many_keys_are_held_is_answered_in_the_order_of_the_keys",
+    ),
+    (
         22,
         broken.beside("recoveries", broken.MergesAccounts),
         "test_an_account_is_replaced_whole_and_can_be_forgotten",
@@ -98,6 +108,16 @@ CASES: list[tuple[int, type[MemoryEventStore], str]] = [
     ),
     (23, broken.beside("timers", broken.WakesEarly), "test_a_gate_is_due_from_its_time_on_and_not_before"),
     (24, broken.beside("timers", broken.IgnoresVersions), "test_an_older_version_replaces_nothing"),
+    (
+        24,
+        broken.beside("timers", broken.CountsVersionsAnew),
+        "test_a_version_is_never_given_twice_for_one_id",
+    ),
+    (
+        24,
+        broken.beside("timers", broken.HidesSchedulesBehindAPage),
+        "test_schedules_that_are_due_are_paged_and_those_of_one_time_stand_by_code_point",
+    ),
 ]
 
 
@@ -156,10 +176,13 @@ FORGOTTEN = [
     (22, "DELETE FROM recoveries", "test_accounts_survive_a_restart"),
     (23, "UPDATE executions SET wake_at = NULL", "test_gates_are_due_after_a_restart"),
     (24, "DELETE FROM schedules", "test_schedules_survive_a_restart"),
+    (24, "DELETE FROM sqlite_sequence", "test_schedules_survive_a_restart"),
 ]
 
 
-@pytest.mark.parametrize(("number", "loss", "name"), FORGOTTEN, ids=[name for _, _, name in FORGOTTEN])
+@pytest.mark.parametrize(
+    ("number", "loss", "name"), FORGOTTEN, ids=[f"{number}-{loss}" for number, loss, _ in FORGOTTEN]
+)
 def test_a_store_that_forgets_at_a_restart_fails_its_test(
     tmp_path: Path, number: int, loss: str, name: str
 ) -> None:

@@ -15,7 +15,7 @@ from loomfast._errors import (
     StorageError,
     StoreMissingError,
 )
-from loomfast.stores import PostgresEventStore, SqliteEventStore, open_store
+from loomfast.stores import PostgresEventStore, Schedule, SqliteEventStore, open_store
 from loomfast.stores import _postgres_schema as schemas
 from loomfast.testing.postgres import PostgresServer
 
@@ -99,6 +99,37 @@ async def test_an_older_schema_is_brought_up_to_date_once_and_keeps_its_logs(
         StorageError, match=rf"version {len(newer)}, this loomfast knows {len(newer) - 1} only"
     ):
         await open_postgres()
+
+
+async def test_schedules_of_an_older_schema_go_on_to_versions_that_none_of_them_had(
+    postgres_server: PostgresServer,
+    new_schema: str,
+    open_postgres: OpenPostgres,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In schema version 1 each schedule counted by itself, and began at 1 again when it was put anew."""
+    monkeypatch.setattr(schemas, "MIGRATIONS", schemas.MIGRATIONS[:1])
+    async with await open_postgres():
+        pass
+    table = f"{schemas.quoted(new_schema)}.schedules"
+    await run_sql(
+        postgres_server,
+        f"INSERT INTO {table} (key, body, next_ms, version)"
+        " VALUES ('often', '[1]', 5, 7), ('s', '[2]', NULL, 1)",
+    )
+    monkeypatch.undo()
+    async with await open_postgres() as store:
+        often, other = Schedule("often", b"[1]", 5, 7), Schedule("s", b"[2]", None, 1)
+        assert await store.timers.list() == [often, other]
+        assert await store.timers.delete("s")
+        again = await store.timers.put(Schedule("s", b"[3]", 5))
+        assert again is not None
+        assert again.version > 7
+        changed = await store.timers.put(often._replace(next_ms=6))
+        assert changed is not None
+        assert changed.version > again.version
+    async with await open_postgres() as store:
+        assert await store.timers.list() == [changed, again]
 
 
 async def test_a_migration_that_fails_leaves_the_schema_as_it_was(

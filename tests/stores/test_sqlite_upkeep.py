@@ -6,8 +6,12 @@ import asyncio
 import shutil
 from pathlib import Path
 
+import pytest
+
 from loomfast.stores import Lease, Recovery, Schedule, SqliteEventStore, Wake
+from loomfast.stores import _sqlite_schema as schema
 from loomfast.stores import _sqlite_timers as timers
+from loomfast.stores._sqlite_migrations import MIGRATIONS
 
 from .logs import event, log
 from .programs import foreign
@@ -87,6 +91,33 @@ async def test_accounts_and_schedules_survive_a_restart(path: Path) -> None:  # 
         assert (await store.recoveries.list(), await store.timers.list()) == ([], [])
 
 
+async def test_schedules_of_an_older_database_get_versions_newer_than_all_it_gave(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to schema version 4 each schedule counted by itself, and began at 1 again when it was put anew."""
+    monkeypatch.setattr(schema, "MIGRATIONS", MIGRATIONS[:4])
+    async with await SqliteEventStore.open(path):
+        pass
+    connection = foreign(path)
+    connection.executemany(
+        "INSERT INTO schedules (id, body, next_ms, version) VALUES (?, ?, ?, ?)",
+        [(b"often", b"[1]", 5, 7), (ODD.encode("utf-8", "surrogatepass"), b"[2]", None, 1)],
+    )
+    connection.close()
+    monkeypatch.undo()
+    async with await SqliteEventStore.open(path) as store:
+        often, odd = await store.timers.list()
+        assert often == Schedule("often", b"[1]", 5, often.version)
+        assert odd == Schedule(ODD, b"[2]", None, odd.version)
+        assert often.version > 7
+        assert await store.timers.put(odd._replace(version=1)) is None
+        assert await store.timers.delete("often")
+        assert await store.timers.delete(ODD)
+        again = await store.timers.put(Schedule("often", b"[3]", 5))
+        assert again is not None
+        assert again.version > max(often.version, odd.version)
+
+
 async def test_ids_of_schedules_sort_by_code_point(path: Path) -> None:
     ids = ["", "a", "a\x00b", "é", ODD, "\ue000", "\U0001f600"]
     async with await SqliteEventStore.open(path) as store:
@@ -112,9 +143,11 @@ async def test_what_is_due_is_read_from_an_index_in_order(path: Path) -> None:  
             paged += page
         assert paged == everything
     connection = foreign(path)
-    for sql, values in ((timers._WAKES, (0, 0, "x", 1)), (timers._DUE, (0, 1))):
+    for sql, values in ((timers._WAKES, (0, 0, "x", 1)), (timers._DUE, (0, 0, b"", 1))):
         plan = " ".join(row[3] for row in connection.execute("EXPLAIN QUERY PLAN " + sql, values))
         assert "USING" in plan, plan
-        assert "INDEX executions_by_wake (wake_at" in plan or "INDEX schedules_by_next (next_ms" in plan, plan
+        assert "INDEX executions_by_wake (wake_at" in plan or "INDEX schedules_by_next ((next_ms" in plan, (
+            plan
+        )
         assert "TEMP B-TREE" not in plan, plan
     connection.close()

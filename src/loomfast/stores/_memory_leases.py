@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loomfast.stores._memory_shared import Shared
-from loomfast.stores._spi_leases import Lease, LeaseStore, check_lease, check_ttl
+from loomfast.stores._spi_leases import Lease, LeaseStore, check_lease, check_ttl, first_key
 
 
 class MemoryLeaseStore(LeaseStore):
@@ -51,10 +51,10 @@ class MemoryLeaseStore(LeaseStore):
                 if held is not None and held.token == lease.token:
                     del self._kept[lease.key]
 
-    async def get(self, key: str) -> Lease | None:
+    async def held(self, keys: Sequence[str]) -> list[Lease]:
         with self._shared.lock:
-            self._shared.check_open(key)
-            return self._held(key)
+            self._shared.check_open(first_key(keys))
+            return [lease for lease in map(self._held, keys) if lease is not None]
 
     def _until(self, ttl_s: float) -> int:
         return self._shared.now_ms() + int(ttl_s * 1000)

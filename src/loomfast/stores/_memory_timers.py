@@ -12,7 +12,7 @@ from bisect import bisect_right, insort
 
 from loomfast.stores._admission import check_page
 from loomfast.stores._memory_shared import Shared
-from loomfast.stores._spi_timers import Schedule, Schedules, TimerStore, Wake, check_schedule
+from loomfast.stores._spi_timers import Schedule, Schedules, TimerStore, Wake, check_schedule, due_mark
 
 
 class MemoryTimerStore(TimerStore):
@@ -23,6 +23,7 @@ class MemoryTimerStore(TimerStore):
         self._wakes: dict[str, int] = {}
         self._order: list[tuple[int, int, str]] = []  # time, number of the execution, its id
         self._schedules: dict[str, Schedule] = {}
+        self._version = 0  # the newest of all schedules
 
     def follow(self, execution_id: str, number: int, wake_at: int | None) -> None:
         """Take note of when an execution's gate wakes by itself. Called with the lock held."""
@@ -48,16 +49,19 @@ class MemoryTimerStore(TimerStore):
             found = self._order[first : first + limit]
         return [Wake(execution_id, wake_at) for wake_at, _, execution_id in found if wake_at <= at_ms]
 
-    async def due_schedules(self, at_ms: int, *, limit: int = 100) -> Schedules:
+    async def due_schedules(
+        self, at_ms: int, *, after: Schedule | None = None, limit: int = 100
+    ) -> Schedules:
         check_page(0, limit)
+        mark = due_mark(after)
         with self._shared.lock:
             self._shared.check_open(None)
-            due = [
-                (schedule.next_ms, schedule.schedule_id, schedule)
+            due = sorted(
+                ((schedule.next_ms, schedule.schedule_id), schedule)
                 for schedule in self._schedules.values()
                 if schedule.next_ms is not None and schedule.next_ms <= at_ms
-            ]
-        return [schedule for _, _, schedule in sorted(due)[:limit]]
+            )
+        return [schedule for place, schedule in due if mark is None or place > mark][:limit]
 
     async def put(self, schedule: Schedule) -> Schedule | None:
         check_schedule(schedule)
@@ -66,7 +70,8 @@ class MemoryTimerStore(TimerStore):
             known = self._schedules.get(schedule.schedule_id)
             if schedule.version != (0 if known is None else known.version):
                 return None
-            kept = self._schedules[schedule.schedule_id] = schedule._replace(version=schedule.version + 1)
+            self._version += 1
+            kept = self._schedules[schedule.schedule_id] = schedule._replace(version=self._version)
             return kept
 
     async def get(self, schedule_id: str) -> Schedule | None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from loomfast.stores._postgres_rows import key_of, load_text, store_text
-from loomfast.stores._spi_leases import Lease, LeaseStore, check_lease, check_ttl
+from loomfast.stores._spi_leases import Lease, LeaseStore, check_lease, check_ttl, first_key
 
 if TYPE_CHECKING:
     from loomfast.stores._postgres import PostgresEventStore
@@ -26,7 +26,9 @@ _RELEASE: Final = (
     "DELETE FROM leases l USING unnest($1::bytea[], $2::bigint[]) AS w (key, token)"
     " WHERE l.key = w.key AND l.token = w.token"
 )
-_GET: Final = "SELECT owner, token, expires_ms FROM leases WHERE key = $1 AND expires_ms > now_ms()"
+_HELD: Final = (
+    "SELECT key, owner, token, expires_ms FROM leases WHERE key = ANY($1::bytea[]) AND expires_ms > now_ms()"
+)
 
 
 class PostgresLeaseStore(LeaseStore):
@@ -57,9 +59,13 @@ class PostgresLeaseStore(LeaseStore):
         wanted = _in_order(leases)
         await self._store._write(None, lambda connection: connection.execute(_RELEASE, *wanted), repeat=True)
 
-    async def get(self, key: str) -> Lease | None:
-        row: Any = await self._store._read(key, lambda connection: connection.fetchrow(_GET, key_of(key)))
-        return None if row is None else Lease(key, load_text(row[0]), row[1], row[2])
+    async def held(self, keys: Sequence[str]) -> list[Lease]:
+        stored = [key_of(key) for key in keys]
+        rows: Any = await self._store._read(
+            first_key(keys), lambda connection: connection.fetch(_HELD, stored)
+        )
+        found = {at: Lease("", load_text(owner), token, expires_ms) for at, owner, token, expires_ms in rows}
+        return [found[at]._replace(key=key) for key, at in zip(keys, stored, strict=True) if at in found]
 
 
 def _ms(ttl_s: float) -> int:

@@ -223,6 +223,11 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
                     RETURNING l.token, l.expires_ms;
             END $$""",
     ),
+    (
+        # one count for all schedules, so that the versions of one that was deleted do not come again
+        "CREATE SEQUENCE schedule_versions",
+        "SELECT setval('schedule_versions', coalesce(max(version), 0) + 1, false) FROM schedules",
+    ),
 )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from loomfast.stores._admission import check_page
 from loomfast.stores._postgres_rows import LAST, key_and_long, key_of, load_text, store_text
-from loomfast.stores._spi_timers import Schedule, Schedules, TimerStore, Wake, check_schedule
+from loomfast.stores._spi_timers import Schedule, Schedules, TimerStore, Wake, check_schedule, due_mark
 
 if TYPE_CHECKING:
     from loomfast.stores._postgres import PostgresEventStore
@@ -22,15 +22,16 @@ _WAKES: Final = (
 )
 _COLUMNS: Final = "coalesce(long_id, key), body, next_ms, version"
 _DUE: Final = (
-    f"SELECT {_COLUMNS} FROM schedules WHERE next_ms <= $1 ORDER BY next_ms, coalesce(long_id, key) LIMIT $2"
+    f"SELECT {_COLUMNS} FROM schedules WHERE next_ms <= $1 AND (next_ms, coalesce(long_id, key)) > ($2, $3)"
+    " ORDER BY next_ms, coalesce(long_id, key) LIMIT $4"
 )
 _INSERT: Final = (
-    "INSERT INTO schedules (key, long_id, body, next_ms, version) VALUES ($1, $2, $3, $4, 1)"
-    " ON CONFLICT (key) DO NOTHING RETURNING version"
+    "INSERT INTO schedules (key, long_id, body, next_ms, version)"
+    " VALUES ($1, $2, $3, $4, nextval('schedule_versions')) ON CONFLICT (key) DO NOTHING RETURNING version"
 )
 _UPDATE: Final = (
-    "UPDATE schedules SET body = $2, next_ms = $3, version = version + 1 WHERE key = $1 AND version = $4"
-    " RETURNING version"
+    "UPDATE schedules SET body = $2, next_ms = $3, version = nextval('schedule_versions')"
+    " WHERE key = $1 AND version = $4 RETURNING version"
 )
 _GET: Final = f"SELECT {_COLUMNS} FROM schedules WHERE key = $1"
 _DELETE: Final = "DELETE FROM schedules WHERE key = $1 RETURNING true"
@@ -60,9 +61,13 @@ class PostgresTimerStore(TimerStore):
         rows = await self._read(_WAKES, _clamped(at_ms), *behind, min(limit, LAST))
         return [Wake(load_text(execution_id), wake_at) for execution_id, wake_at in rows]
 
-    async def due_schedules(self, at_ms: int, *, limit: int = 100) -> Schedules:
+    async def due_schedules(
+        self, at_ms: int, *, after: Schedule | None = None, limit: int = 100
+    ) -> Schedules:
         check_page(0, limit)
-        return [_schedule(row) for row in await self._read(_DUE, _clamped(at_ms), min(limit, LAST))]
+        next_ms, schedule_id = due_mark(after) or (_EARLIEST, "")
+        behind = _clamped(next_ms), store_text(schedule_id)
+        return [_schedule(row) for row in await self._read(_DUE, _clamped(at_ms), *behind, min(limit, LAST))]
 
     async def put(self, schedule: Schedule) -> Schedule | None:
         check_schedule(schedule)

@@ -17,7 +17,8 @@ The guarantees go on from those of `_spi_branches.py`:
 
 19. At any time at most one owner holds the lease of a key. A token is newer than every earlier one of its
     store, so no two acquisitions have the same, whatever was released or has run out in between.
-20. Time is the store's: one clock judges every holder, and a holder's own clock is never asked.
+20. Time is the store's: one clock judges every holder, and a holder's own clock is never asked. `held` and
+    `get` answer by it, at the moment that they look.
 21. What `acquire`, `renew` and `release` returned is durable as an append is.
 """
 
@@ -66,8 +67,21 @@ class LeaseStore(ABC):
         """Give leases back, in one transaction. One that is no longer held is left as it is."""
 
     @abstractmethod
+    async def held(self, keys: Sequence[str]) -> list[Lease]:
+        """Return the leases that are held on some of these keys, in the order of `keys`.
+
+        One round trip to the storage, however many they are.
+        """
+
     async def get(self, key: str) -> Lease | None:
         """Return the lease that is held on a key, or None."""
+        held = await self.held((key,))
+        return held[0] if held else None
+
+
+def first_key(keys: Sequence[str]) -> str | None:
+    """The key that an error of a call for several names."""
+    return keys[0] if keys else None
 
 
 def check_lease(key: str, owner: str, ttl_s: float) -> None:

@@ -8,7 +8,9 @@ The guarantees go on from those of `_spi_recoveries.py`:
 23. A gate with a `wakeAt` is in `due_wakes` from when its suspension is durable until its answer, or the end
     of its execution, is. Nothing else is, and the cost does not depend on how many executions are parked.
 24. What `put` and `delete` returned is durable as an append is. Of two that replace the same version of a
-    schedule, one succeeds.
+    schedule, one succeeds; and no version of an id is ever given twice, whatever was deleted in between: who
+    read one replaces that one, or nothing. `due_schedules` is paged, so that no number of schedules that
+    cannot be started hides those behind them.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ class Wake(NamedTuple):
 class Schedule(NamedTuple):
     """A schedule. `body` is its definition, in JSON; `next_ms` when it is next due, None while it is paused.
 
-    `version` counts its changes: 0 for one that has not been put yet.
+    `version` is newer with every change: 0 for one that has not been put yet.
     """
 
     schedule_id: str
@@ -53,8 +55,15 @@ class TimerStore(ABC):
         """
 
     @abstractmethod
-    async def due_schedules(self, at_ms: int, *, limit: int = 100) -> Schedules:
-        """Return at most `limit` schedules whose `next_ms` is not beyond `at_ms`, earliest first."""
+    async def due_schedules(
+        self, at_ms: int, *, after: Schedule | None = None, limit: int = 100
+    ) -> Schedules:
+        """Return at most `limit` schedules whose `next_ms` is not beyond `at_ms`, earliest first.
+
+        Those of one time stand in the order of their ids (by code point). The page begins behind `after` as
+        it was when it was read, also where it has changed or gone since. Raises
+        `BadInputError` for a limit below 1 and for a paused `after`.
+        """
 
     @abstractmethod
     async def put(self, schedule: Schedule) -> Schedule | None:
@@ -75,6 +84,15 @@ class TimerStore(ABC):
     @abstractmethod
     async def list(self, *, after: str = "", limit: int = 100) -> Schedules:
         """Return at most `limit` schedules in the order of their ids (by code point), behind `after`."""
+
+
+def due_mark(after: Schedule | None) -> tuple[int, str] | None:
+    """Where in the order of what is due a page begins. Raises `BadInputError` for a paused schedule."""
+    if after is None:
+        return None
+    if after.next_ms is None:
+        raise BadInputError(f"after={after.schedule_id!r}: a schedule that is paused is never due")
+    return after.next_ms, after.schedule_id
 
 
 def check_schedule(schedule: Schedule) -> None:

@@ -1,7 +1,8 @@
 """The leases of a SQLite store.
 
-What lives here: `SqliteLeaseStore`, the tasks that write leases, and the query that reads one. What must not:
-events. A lease that has run out is a row that counts for nothing, until the next one on its key replaces it.
+What lives here: `SqliteLeaseStore`, the tasks that write leases, and the query that reads them. What must
+not: events. A lease that has run out is a row that counts for nothing, until the next one on its key replaces
+it.
 
 The clock is asked inside the transaction, with the write lock held: a caller that waited for the lock would
 judge by a time that is over.
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import apsw
 
-from loomfast.stores._spi_leases import Lease, LeaseStore, check_lease, check_ttl
+from loomfast.stores._spi_leases import Lease, LeaseStore, check_lease, check_ttl, first_key
 from loomfast.stores._sqlite_rows import load_text, store_text
 from loomfast.stores._sqlite_writer import Ledger, Task
 
@@ -50,16 +51,16 @@ class SqliteLeaseStore(LeaseStore):
     async def renew(self, leases: Sequence[Lease], ttl_s: float) -> list[Lease]:
         check_ttl(ttl_s)
         task = RenewLeases(tuple(leases), int(ttl_s * 1000), self._now_ms)
-        renewed: list[Lease] = await self._store._write(_first_key(leases), task)
+        renewed: list[Lease] = await self._store._write(first_key([lease.key for lease in leases[:1]]), task)
         return renewed
 
     async def release(self, leases: Sequence[Lease]) -> None:
-        await self._store._write(_first_key(leases), ReleaseLeases(tuple(leases)))
+        await self._store._write(first_key([lease.key for lease in leases[:1]]), ReleaseLeases(tuple(leases)))
 
-    async def get(self, key: str) -> Lease | None:
-        query = partial(read_lease, key=key, now_ms=self._now_ms)
-        lease: Lease | None = await self._store._read(key, query)
-        return lease
+    async def held(self, keys: Sequence[str]) -> list[Lease]:
+        query = partial(read_leases, keys=tuple(keys), now_ms=self._now_ms)
+        leases: list[Lease] = await self._store._read(first_key(keys), query)
+        return leases
 
 
 class AcquireLease(Task):
@@ -122,14 +123,10 @@ class ReleaseLeases(Task):
             ledger.connection.execute(_RELEASE, (store_text(lease.key), lease.token))
 
 
-def read_lease(connection: apsw.Connection, key: str, now_ms: NowMs) -> Lease | None:
-    row = connection.execute(_HELD, (store_text(key), now_ms())).fetchone()
-    return None if row is None else _lease(row)
-
-
-def _first_key(leases: Sequence[Lease]) -> str | None:
-    """The key that an error names."""
-    return leases[0].key if leases else None
+def read_leases(connection: apsw.Connection, keys: Sequence[str], now_ms: NowMs) -> list[Lease]:
+    at_ms = now_ms()
+    rows: Any = connection.executemany(_HELD, ((store_text(key), at_ms) for key in keys))
+    return [_lease(row) for row in rows]
 
 
 def _lease(row: Any) -> Lease:

@@ -210,4 +210,20 @@ MIGRATIONS: Final[tuple[tuple[Change, ...], ...]] = (
         # that a log held text without a UTF-8 form mattered to the fold of version 3
         "ALTER TABLE executions DROP COLUMN odd_text",
     ),
+    (
+        # AUTOINCREMENT, as for leases: the versions of a schedule that was deleted do not come again. Those
+        # given here are newer than all that are kept.
+        """CREATE TABLE versioned (
+            version INTEGER PRIMARY KEY AUTOINCREMENT,
+            id BLOB NOT NULL UNIQUE,
+            body BLOB NOT NULL,
+            next_ms INTEGER
+        )""",
+        "INSERT INTO versioned (version, id, body, next_ms)"
+        " SELECT (SELECT max(version) FROM schedules) + row_number() OVER (ORDER BY id), id, body, next_ms"
+        " FROM schedules",
+        "DROP TABLE schedules",
+        "ALTER TABLE versioned RENAME TO schedules",
+        "CREATE INDEX schedules_by_next ON schedules (next_ms, id) WHERE next_ms IS NOT NULL",
+    ),
 )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import apsw
 
 from loomfast.stores._admission import check_page
-from loomfast.stores._spi_timers import Schedule, Schedules, TimerStore, Wake, check_schedule
+from loomfast.stores._spi_timers import Schedule, Schedules, TimerStore, Wake, check_schedule, due_mark
 from loomfast.stores._sqlite_rows import load_text, store_text
 from loomfast.stores._sqlite_writer import Ledger, Task
 
@@ -31,10 +31,12 @@ _WAKES: Final = (
     " ORDER BY wake_at, number LIMIT ?"
 )
 _SCHEDULE: Final = "SELECT id, body, next_ms, version FROM schedules WHERE "
-_DUE: Final = _SCHEDULE + "next_ms IS NOT NULL AND next_ms <= ? ORDER BY next_ms, id LIMIT ?"
+_DUE: Final = (
+    _SCHEDULE + "next_ms IS NOT NULL AND next_ms <= ? AND (next_ms, id) > (?, ?) ORDER BY next_ms, id LIMIT ?"
+)
 _ONE: Final = _SCHEDULE + "id = ?"
 _LIST: Final = _SCHEDULE + "id > ? ORDER BY id LIMIT ?"
-_REPLACE: Final = "INSERT OR REPLACE INTO schedules (id, body, next_ms, version) VALUES (?, ?, ?, ?)"
+_REPLACE: Final = "INSERT OR REPLACE INTO schedules (id, body, next_ms) VALUES (?, ?, ?)"
 
 
 class SqliteTimerStore(TimerStore):
@@ -50,9 +52,12 @@ class SqliteTimerStore(TimerStore):
         wakes: list[Wake] = await self._store._read(None, query)
         return wakes
 
-    async def due_schedules(self, at_ms: int, *, limit: int = 100) -> Schedules:
+    async def due_schedules(
+        self, at_ms: int, *, after: Schedule | None = None, limit: int = 100
+    ) -> Schedules:
         check_page(0, limit)
-        return await self._schedules(_DUE, _bounded(at_ms), limit)
+        next_ms, schedule_id = due_mark(after) or (_FIRST_MS, "")
+        return await self._schedules(_DUE, _bounded(at_ms), _bounded(next_ms), _key(schedule_id), limit)
 
     async def put(self, schedule: Schedule) -> Schedule | None:
         check_schedule(schedule)
@@ -86,13 +91,13 @@ class PutSchedule(Task):
         self.schedule = schedule
 
     def perform(self, ledger: Ledger) -> Schedule | None:
-        kept = self.schedule._replace(version=self.schedule.version + 1)
-        key = _key(kept.schedule_id)
+        schedule = self.schedule
+        key = _key(schedule.schedule_id)
         known = read_schedules(ledger.connection, _ONE, (key,))
-        if self.schedule.version != (known[0].version if known else 0):
+        if schedule.version != (known[0].version if known else 0):
             return None
-        ledger.connection.execute(_REPLACE, (key, kept.body, kept.next_ms, kept.version))
-        return kept
+        ledger.connection.execute(_REPLACE, (key, schedule.body, schedule.next_ms))
+        return schedule._replace(version=ledger.connection.last_insert_rowid())
 
 
 class DeleteSchedule(Task):

@@ -150,9 +150,10 @@ class TenantLeaseStore(LeaseStore):
     async def release(self, leases: Sequence[Lease]) -> None:
         await self._store.leases.release(self._inward(leases))
 
-    async def get(self, key: str) -> Lease | None:
-        lease = await self._store.leases.get(self._scope.own(key))
-        return None if lease is None else self._outward(lease)
+    async def held(self, keys: Sequence[str]) -> list[Lease]:
+        self._scope.check_open()
+        held = await self._store.leases.held([self._scope.own(key) for key in keys])
+        return [own for own in map(self._outward, held) if own is not None]
 
     def _inward(self, leases: Sequence[Lease]) -> list[Lease]:
         self._scope.check_open()
@@ -224,16 +225,18 @@ class TenantTimerStore(TimerStore):
             limit,
         )
 
-    async def due_schedules(self, at_ms: int, *, limit: int = 100) -> Schedules:
+    async def due_schedules(
+        self, at_ms: int, *, after: Schedule | None = None, limit: int = 100
+    ) -> Schedules:
         self._scope.check_open()
         check_page(0, limit)
-        rows = SCAN_ROWS
-        while True:  # what is due has no pages to go on from: ask for more until it is enough
-            everybody = await self._store.timers.due_schedules(at_ms, limit=rows)
-            due = [own for own in map(self._outward, everybody) if own is not None]
-            if len(due) >= limit or len(everybody) < rows:
-                return due[:limit]
-            rows *= 2
+        return await own_page(
+            lambda mark, rows: self._store.timers.due_schedules(at_ms, after=mark, limit=rows),
+            None if after is None else after._replace(schedule_id=self._scope.own(after.schedule_id)),
+            lambda schedule: schedule,
+            self._outward,
+            limit,
+        )
 
     async def put(self, schedule: Schedule) -> Schedule | None:
         check_schedule(schedule)

@@ -46,6 +46,7 @@ EVERY_CALL: dict[str, Callable[[EventStore], Awaitable[Any]]] = {
     "leases.renew": lambda store: store.leases.renew([], 1),
     "leases.release": lambda store: store.leases.release([]),
     "leases.get": lambda store: store.leases.get("x"),
+    "leases.held": lambda store: store.leases.held([]),
     "recoveries.put": lambda store: store.recoveries.put(Recovery("x", 1, 0, False, None)),
     "recoveries.get": lambda store: store.recoveries.get("x"),
     "recoveries.delete": lambda store: store.recoveries.delete("x"),

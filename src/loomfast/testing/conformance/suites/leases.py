@@ -84,6 +84,31 @@ class LeaseConformance(Conformance):
             assert await store.leases.get("k") == taken
 
     @guarantee(20)
+    async def test_which_of_many_keys_are_held_is_answered_in_the_order_of_the_keys(self) -> None:
+        async with self.open_store() as store:
+            leases = store.leases
+            assert await leases.held([]) == []
+            assert await leases.held(["nobody's"]) == []
+            odd = ["\ud800", "a\x00b", "é", "1:a:b", "x" * 3_000]
+            keys = [f"k{n}" for n in range(1_000)] + odd
+            taken = {}
+            for n, key in enumerate(keys):
+                if n % 5 == 0 or key in odd:
+                    owner = f"owner of {key}"
+                    taken[key] = await leases.acquire(key, owner, self.lease_s if n % 2 else LONG_S)
+                    assert taken[key] is not None
+            asked = keys[::-1]
+            long = [taken[key] for key in asked if key in taken and not keys.index(key) % 2]
+            await self.wait(self.lease_s + 0.01)
+            assert await leases.held(asked) == long
+            first, second = long[0], long[1]
+            assert first is not None
+            assert second is not None
+            await leases.release([second])
+            assert await leases.held([second.key, first.key, "nobody's", first.key]) == [first, first]
+            assert await leases.held(["nobody's", second.key]) == []
+
+    @guarantee(20)
     async def test_a_lease_that_is_renewed_lasts_on_and_says_how_long(self) -> None:
         async with self.open_store() as store:
             lease = await store.leases.acquire("k", "a", self.lease_s)

@@ -64,12 +64,52 @@ class ScheduleConformance(Conformance):
             for name, next_ms in (("b", 3_000), ("a", 3_000), ("c", 1_000), ("d", None), ("e", 9_000)):
                 await put(store, Schedule(name, b"{}", next_ms))
             due = await store.timers.due_schedules(3_000)
-            assert [schedule.schedule_id for schedule in due][:1] == ["c"]
-            assert {schedule.schedule_id for schedule in due} == {"a", "b", "c"}
+            assert [schedule.schedule_id for schedule in due] == ["c", "a", "b"]
             assert await store.timers.due_schedules(3_000, limit=1) == due[:1]
             assert await store.timers.due_schedules(999) == []
             await put(store, due[0]._replace(next_ms=4_000))
-            assert {s.schedule_id for s in await store.timers.due_schedules(3_000)} == {"a", "b"}
+            assert [s.schedule_id for s in await store.timers.due_schedules(3_000)] == ["a", "b"]
+
+    @guarantee(24)
+    async def test_schedules_that_are_due_are_paged_and_those_of_one_time_stand_by_code_point(self) -> None:
+        async with self.open_store() as store:
+            names = ["\U0001f600", "\ud800", "a", "é", "a\x00b", "1:a:b", *(f"s{n}" for n in range(14))]
+            for n, name in enumerate(names):
+                await put(store, Schedule(name, b"{}", 1_000 * (1 + n * 7 % 4)))
+            await put(store, Schedule("paused", b"{}", None))
+            kept = [schedule for schedule in await store.timers.list() if schedule.next_ms is not None]
+            assert len(kept) == len(names)
+            expected = sorted(kept, key=lambda one: (one.next_ms, one.schedule_id))
+            assert await store.timers.due_schedules(9_999) == expected
+            for limit in (1, 3, 20, 21):
+                read: list[Schedule] = []
+                while page := await store.timers.due_schedules(
+                    9_999, after=read[-1] if read else None, limit=limit
+                ):
+                    assert len(page) <= limit
+                    read += page
+                assert read == expected
+            early = [schedule for schedule in expected if (schedule.next_ms or 0) <= 2_000]
+            await put(store, early[3]._replace(next_ms=9_999))
+            assert await store.timers.due_schedules(2_000, after=early[3]) == early[4:]  # as it was read
+            await store.timers.delete(early[3].schedule_id)
+            assert await store.timers.due_schedules(2_000, after=early[3]) == early[4:]  # though it is gone
+
+    @guarantee(24)
+    async def test_a_version_is_never_given_twice_for_one_id(self) -> None:
+        async with self.open_store() as store:
+            old: list[Schedule] = []
+            for n in range(6):
+                kept = await put(store, Schedule("s", b"%d" % n, n))
+                if n % 2:
+                    kept = await put(store, kept._replace(next_ms=9))
+                for other in old:  # a node that read it before it was deleted, and is slow
+                    assert await store.timers.put(other._replace(body=b"stale")) is None
+                assert await store.timers.get("s") == kept
+                old.append(kept)
+                assert await store.timers.delete("s")
+            versions = [schedule.version for schedule in old]
+            assert versions == sorted(set(versions))
 
     @guarantee(24)
     async def test_schedules_are_listed_by_code_point_in_pages(self) -> None:
@@ -94,6 +134,8 @@ class ScheduleConformance(Conformance):
                     await store.timers.list(limit=limit)
                 with pytest.raises(BadInputError):
                     await store.timers.due_schedules(0, limit=limit)
+            with pytest.raises(BadInputError):
+                await store.timers.due_schedules(0, after=Schedule("s", b"{}", None, 1))
             assert await store.timers.list() == []
 
     @guarantee(24, needs="restart")
@@ -105,6 +147,7 @@ class ScheduleConformance(Conformance):
         async with self.open_store() as store:
             assert await store.timers.list() == await store.timers.due_schedules(5) == [kept]
             assert await store.timers.put(Schedule("s", b"{}", 6)) is None
+            assert (await put(store, Schedule("t", b"{}", None))).version > gone.version
             await put(store, kept._replace(next_ms=6))
 
     @guarantee(24, needs="sharing")
