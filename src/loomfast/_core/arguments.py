@@ -8,4 +8,13 @@ from loomfast._errors import BadInputError
 def text_argument(name: str, value: object) -> None:
     """Raise `BadInputError` unless `value` is a non-empty text."""
     if not isinstance(value, str) or not value:
-        raise BadInputError(f"{name} must be a non-empty text, not {value!r}")
+        raise BadInputError(f"{name} must be a non-empty text, not {shown(value)}")
+
+
+def shown(value: object) -> str:
+    """Return how a refused value reads in the message that refuses it: short, whatever the value is."""
+    try:
+        text = repr(value)
+    except Exception:  # an integer of thousands of digits, or a repr that fails
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= 100 else f"{text[:97]}..."

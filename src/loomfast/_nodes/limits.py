@@ -86,6 +86,10 @@ class Slots:
         self._tenants -= Counter((tenant,))
         self.freed()
 
+    def of(self, tenant: str | None) -> int:
+        """Return how many slots a tenant has taken."""
+        return self._tenants[tenant]
+
 
 class Room:
     """The slots of one tenant: what stands between a flow of theirs and its start."""

@@ -18,27 +18,13 @@ from loomfast.cli.output import CommandError
 logger = logging.getLogger("loomfast.worker")
 
 
-class PerFlow(click.ParamType):
-    """`3` for every flow, or `FLOW=3` for one."""
-
-    name = "[FLOW=]N"
-
-    def convert(
-        self, value: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str | None, int]:
-        flow_id, equals, count = value.rpartition("=")
-        if not count.isascii() or not count.isdigit() or int(count) < 1 or (equals and not flow_id):
-            self.fail(f"{value!r}: say a number, or FLOW=NUMBER", param, ctx)
-        return flow_id or None, int(count)
-
-
 @click.command("worker")
 @click.argument("app", metavar="MODULE:APP")
 @click.option("--db", required=True, help="The store: a SQLite file, or a postgresql:// URL.")
 @click.option(
     "--concurrency", type=click.IntRange(1), default=100, show_default=True, help="Executions at a time."
 )
-@click.option("--per-flow", type=PerFlow(), multiple=True, help="Of each flow, or of one by its id.")
+@click.option("--per-flow", metavar="[FLOW=]N", multiple=True, help="Of each flow, or of one by its id.")
 @click.option("--per-tenant", type=click.IntRange(1), help="Of each tenant.")
 @click.option("--tenants", is_flag=True, help="Drive what tenants' views of the store hold as theirs.")
 @click.option("--lease-ttl", type=float, default=30.0, show_default=True, help="Seconds a lease lasts.")
@@ -58,7 +44,7 @@ def worker(
     *,
     db: str,
     concurrency: int,
-    per_flow: tuple[tuple[str | None, int], ...],
+    per_flow: tuple[str, ...],
     per_tenant: int | None,
     tenants: bool,
     lease_ttl: float,
@@ -137,11 +123,19 @@ def _app(name: str) -> loomfast.App:
     raise CommandError(f"MODULE:APP {name}: must be a loomfast.App, or a list of flows")
 
 
-def _per_flow(limits: tuple[tuple[str | None, int], ...]) -> int | dict[str, int] | None:
-    named = {flow_id: most for flow_id, most in limits if flow_id is not None}
-    general = [most for flow_id, most in limits if flow_id is None]
+def _per_flow(limits: tuple[str, ...]) -> int | dict[str, int] | None:
+    named: dict[str, int] = {}
+    general: list[int] = []
+    for limit in limits:
+        flow_id, equals, count = limit.rpartition("=")
+        if not count.isascii() or not count.isdigit() or (equals and not flow_id):
+            raise CommandError(f"--per-flow {limit}: must be N, or FLOW=N")
+        if equals:
+            named[flow_id] = int(count)
+        else:
+            general.append(int(count))
     if len(general) + bool(named) > 1:
-        raise CommandError("--per-flow: one number for every flow, or FLOW=N for each of some")
+        raise CommandError("--per-flow: say one number for every flow, or FLOW=N for each of some")
     return general[0] if general else named or None
 
 
