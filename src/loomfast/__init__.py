@@ -10,6 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from loomfast._core.definitions import FlowDefinition, StepDefinition, flow, step
 from loomfast._core.retry import RetryPolicy
+from loomfast._core.schedules import (
+    CatchUp,
+    Cron,
+    Every,
+    Occurrence,
+    ScheduleDefinition,
+    Trigger,
+    occurrence_id,
+    occurrence_of,
+)
 from loomfast._core.snapshots import Snapshot, snapshot_of, state_of
 from loomfast._errors import (
     BadInputError,

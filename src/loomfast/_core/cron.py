@@ -89,23 +89,24 @@ class CronWalk:
         self._fixed = not (minute.startswith("*") or hour.startswith("*"))
         self._fills_gaps = self._fixed and not skips_gaps
 
-    def forward(self, after_s: int) -> Iterator[int]:
-        """Yield the occurrences strictly after an instant, earliest first."""
+    def after(self, at_s: int) -> int | None:
+        """Return the first occurrence strictly after an instant, or None."""
         try:
-            yield from map(_seconds, self._forward(_EPOCH + after_s * _SECOND))
+            found = self._after(_EPOCH + at_s * _SECOND)
         except OverflowError:
-            return  # behind the year 9999
+            return None  # behind the year 9999
+        return None if found is None else _seconds(found)
 
-    def backward(self, until_s: int) -> Iterator[int]:
+    def back_from(self, until_s: int) -> Iterator[int]:
         """Yield the occurrences up to and with an instant, latest first."""
         try:
-            yield from map(_seconds, self._backward(_EPOCH + until_s * _SECOND))
+            yield from map(_seconds, self._back_from(_EPOCH + until_s * _SECOND))
         except OverflowError:
             return  # before the year 1
 
     # Instants are datetimes without a zone, in UTC; so are local times, which are `instant + offset`.
 
-    def _forward(self, at: datetime) -> Iterator[datetime]:
+    def _after(self, at: datetime) -> datetime | None:
         since = at + self._offset(at)
         while True:
             offset = self._offset(at)
@@ -115,24 +116,19 @@ class CronWalk:
                 change = self._first_change(at, found)
                 if change is not None:
                     break
-                at = found
                 if not self._passes_over(found):
-                    yield found
-            if change is None:
-                return
-            at = change
-            since = change + self._offset(change) - _SECOND
-            if self._ends_gap(change):
-                yield change
-                since += _SECOND
+                    return found
+                at = found
+            if change is None or self._ends_gap(change):
+                return change
+            at, since = change, change + self._offset(change) - _SECOND
 
-    def _backward(self, at: datetime) -> Iterator[datetime]:
+    def _back_from(self, at: datetime) -> Iterator[datetime]:
         last = None
         while True:
             offset = self._offset(at)
             change = None
-            # One microsecond more, and cronsim counts the second itself.
-            for local in _named(self._expression, at + offset + timedelta(microseconds=1), reverse=True):
+            for local in _named(self._expression, at + offset + _SECOND, reverse=True):
                 found = local - offset
                 change = self._last_change(found, at)
                 if change is not None:
@@ -158,11 +154,11 @@ class CronWalk:
         return self._fixed and self._local(instant).fold == 1
 
     def _ends_gap(self, change: datetime) -> bool:
-        """Whether a fixed time fell into the gap that ends here, and is to run now."""
+        """Whether this change ends a gap into which a fixed time fell that is to run now."""
         if not self._fills_gaps:
             return False
         start, end = change + self._offset(change - _SECOND), change + self._offset(change)
-        return start < end and next(_named(self._expression, start - _SECOND), end) < end
+        return next(_named(self._expression, start - _SECOND), end) < end
 
     def _first_change(self, low: datetime, high: datetime) -> datetime | None:
         """Return the first instant behind `low`, up to `high`, at which the clocks are changed."""
@@ -208,6 +204,8 @@ def _seconds(instant: datetime) -> int:
 def _reason(error: Exception) -> str:
     """Say in our words what cronsim says as `Bad day-of-month` or `Wrong number of fields`."""
     text = str(error)
+    if text == "Bad day-of-month":
+        return "its day of the month cannot be read, or does not come in its months"
     if text.startswith("Bad "):
         return f"its field for the {text.removeprefix('Bad ').replace('-', ' ')} cannot be read"
     return "it has the wrong number of fields" if isinstance(error, CronSimError) else "it cannot be read"

@@ -62,17 +62,22 @@ class Cron:
 
     def after(self, at_ms: int) -> int | None:
         """Return the first occurrence strictly after an instant, or None."""
+        if not _has_date("at_ms", at_ms):
+            return None
         from loomfast._core.cron import CronWalk
 
         walk = CronWalk(self.expression, self.tz, skips_gaps=self.gap == "skip")
-        return next((at_s * 1000 for at_s in walk.forward(at_ms // 1000)), None)
+        at_s = walk.after(at_ms // 1000)
+        return None if at_s is None else at_s * 1000
 
     def back_from(self, now_ms: int) -> Iterator[int]:
         """Yield the occurrences up to and with an instant, latest first."""
+        if not _has_date("now_ms", now_ms):
+            return iter(())
         from loomfast._core.cron import CronWalk
 
         walk = CronWalk(self.expression, self.tz, skips_gaps=self.gap == "skip")
-        return (at_s * 1000 for at_s in walk.backward(now_ms // 1000))
+        return (at_s * 1000 for at_s in walk.back_from(now_ms // 1000))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +92,21 @@ class Every:
 
     def __post_init__(self) -> None:
         _milliseconds("seconds", self.seconds, 1)
-        _whole("anchor_ms", self.anchor_ms)
-        if not _EARLIEST_MS <= self.anchor_ms <= _LATEST_MS:
+        if not _has_date("anchor_ms", self.anchor_ms):
             raise BadInputError(f"anchor_ms {shown(self.anchor_ms)}: must lie in the years 1 to 9999")
 
     def after(self, at_ms: int) -> int | None:
         """Return the first occurrence strictly after an instant, or None."""
+        if not _has_date("at_ms", at_ms):
+            return None
         step = round(self.seconds * 1000)
         at_ms = self.anchor_ms + max(0, (at_ms - self.anchor_ms) // step + 1) * step
         return at_ms if at_ms <= _LATEST_MS else None
 
     def back_from(self, now_ms: int) -> Iterator[int]:
         """Yield the occurrences up to and with an instant, latest first."""
+        if not _has_date("now_ms", now_ms):
+            return iter(())
         step = round(self.seconds * 1000)
         newest = now_ms - (now_ms - self.anchor_ms) % step
         return iter(range(newest, self.anchor_ms - 1, -step))
@@ -199,8 +207,7 @@ class ScheduleDefinition:
         What it leaves out is not to be made up for: the mark goes on to `after(now_ms)`. Empty outside of the
         years 1 to 9999.
         """
-        _whole("now_ms", now_ms)
-        if self.next_ms is None or now_ms < self.next_ms or not _EARLIEST_MS <= now_ms <= _LATEST_MS:
+        if not _has_date("now_ms", now_ms) or self.next_ms is None or now_ms < self.next_ms:
             return []
         oldest, most = self.next_ms, 1
         if self.catch_up == "skip":
@@ -215,8 +222,7 @@ class ScheduleDefinition:
 
         None where the trigger has no further one (within 50 years), and outside of the years 1 to 9999.
         """
-        _whole("at_ms", at_ms)
-        return self.trigger.after(at_ms) if _EARLIEST_MS <= at_ms <= _LATEST_MS else None
+        return self.trigger.after(at_ms)
 
 
 class Occurrence(NamedTuple):
@@ -233,8 +239,7 @@ def occurrence_id(schedule_id: str, at_ms: int) -> str:
     any (`00:30:00.500Z`). Raises `BadInputError` for an empty id and outside of the years 1 to 9999.
     """
     text_argument("schedule_id", schedule_id)
-    _whole("at_ms", at_ms)
-    if not _EARLIEST_MS <= at_ms <= _LATEST_MS:
+    if not _has_date("at_ms", at_ms):
         raise BadInputError(f"at_ms {shown(at_ms)}: must lie in the years 1 to 9999")
     precision = "milliseconds" if at_ms % 1000 else "seconds"
     return f"{schedule_id}@{(_EPOCH + at_ms * _MS).isoformat(timespec=precision)}Z"
@@ -256,6 +261,11 @@ def occurrence_of(execution_id: str) -> Occurrence | None:
 def _whole(name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
         raise BadInputError(f"{name} {shown(value)}: must be a whole number")
+
+
+def _has_date(name: str, at_ms: int) -> bool:
+    _whole(name, at_ms)
+    return _EARLIEST_MS <= at_ms <= _LATEST_MS
 
 
 def _milliseconds(name: str, seconds: object, least: int) -> None:

@@ -35,7 +35,8 @@ from loomfast._runtime.hooks import call, logger
 from loomfast.stores import Schedule, TimerStore, Wake
 
 Due = TypeVar("Due", Wake, Schedule)
-Key: TypeAlias = tuple[str, str]
+# What is due, whose, and which one of it: another one has not failed yet.
+Key: TypeAlias = tuple[str, str, int]
 
 # How many rows one question to the store returns.
 PAGE = 500
@@ -72,7 +73,7 @@ class DueLoop:
         self._poll_s = poll_s
         self._on_error = on_error
         self._room = asyncio.Semaphore(concurrency)
-        self._busy: dict[Key, asyncio.Task[None]] = {}
+        self._busy: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._back_off = BackOff()
         self._seen: tuple[Wake | None, Schedule | None] = (None, None)
         self._front_ms = 0  # when to look from the front again
@@ -125,13 +126,14 @@ class DueLoop:
         while full:
             wakes = await self._timers.due_wakes(now_ms, after=wake, limit=PAGE)
             for wake in wakes:
-                await self._offer(("gate", wake.execution_id), self._fire, wake, now_ms)
+                await self._offer(("gate", wake.execution_id, wake.wake_at), self._fire, wake, now_ms)
             full = len(wakes) == PAGE
         full = True
         while full:
             schedules = await self._timers.due_schedules(now_ms, after=schedule, limit=PAGE)
             for schedule in schedules:
-                await self._offer(("schedule", schedule.schedule_id), self._begin, schedule, now_ms)
+                key = ("schedule", schedule.schedule_id, schedule.version)
+                await self._offer(key, self._begin, schedule, now_ms)
             full = len(schedules) == PAGE
         self._seen = wake, schedule
         for next_wake in await self._timers.due_wakes(self._front_ms, after=wake, limit=1):
@@ -146,10 +148,10 @@ class DueLoop:
             await asyncio.wait(tuple(self._busy.values()))
 
     async def _offer(self, key: Key, do: Callable[[Due], Awaitable[bool]], due: Due, now_ms: int) -> None:
-        if key in self._busy or self._back_off.waits(key, now_ms):
+        if key[:2] in self._busy or self._back_off.waits(key, now_ms):
             return
         await self._room.acquire()
-        self._busy[key] = asyncio.get_running_loop().create_task(self._do(key, do, due))
+        self._busy[key[:2]] = asyncio.get_running_loop().create_task(self._do(key, do, due))
 
     async def _do(self, key: Key, do: Callable[[Due], Awaitable[bool]], due: Due) -> None:
         try:
@@ -159,10 +161,10 @@ class DueLoop:
             pass  # whoever goes on will look for itself
         except Exception as error:
             self._back_off.failed(key, self._clock.now_ms())
-            logger.warning("%s %r is due and could not go on: %s: %s", *key, type(error).__name__, error)
+            logger.warning("%s %r is due and could not go on: %s: %s", *key[:2], type(error).__name__, error)
             call(partial(self._on_error, key[1]), error)
         finally:
-            del self._busy[key]
+            del self._busy[key[:2]]
             self._room.release()
 
     async def _until_next(self) -> None:

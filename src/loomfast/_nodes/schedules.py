@@ -86,7 +86,7 @@ class Schedules:
 
         What has been started goes on. Raises `UnknownScheduleError`, `StorageError`.
         """
-        return await self._change(schedule_id, lambda old: replace(_known(schedule_id, old), paused=True))
+        return await self._change(schedule_id, lambda old: _paused(_known(schedule_id, old)))
 
     async def resume(self, schedule_id: str) -> ScheduleDefinition:
         """Let a paused schedule go on at its first occurrence from now on. A repeat changes nothing.
@@ -110,8 +110,7 @@ class Schedules:
         while True:
             row = await self._timers.get(schedule_id)
             new = change(None if row is None else _definition(row))
-            next_ms = None if new.paused else new.next_ms
-            wanted = Schedule(schedule_id, new.to_body(), next_ms, 0 if row is None else row.version)
+            wanted = Schedule(schedule_id, new.to_body(), new.next_ms, 0 if row is None else row.version)
             if wanted == row:
                 return _definition(row)
             kept = await self._timers.put(wanted)
@@ -134,6 +133,10 @@ class Schedules:
 
 def _definition(row: Schedule) -> ScheduleDefinition:
     return ScheduleDefinition.from_body(row.schedule_id, row.body, row.next_ms, row.version)
+
+
+def _paused(schedule: ScheduleDefinition) -> ScheduleDefinition:
+    return replace(schedule, paused=True, next_ms=None)
 
 
 def _known(schedule_id: str, schedule: ScheduleDefinition | None) -> ScheduleDefinition:
