@@ -1,0 +1,485 @@
+"""`Worker`: it takes up what is abandoned and what is due, within its limits, each on its own (F15, F17, F18)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+import loomfast as lf
+from loomfast.testing import VirtualClock, seeded_entropy
+from loomfast.testing.time import START_MS
+from tests.conftest import OpenStore
+from tests.nodes.harness import HOUR, memory_store, node, virtually
+from tests.runtime.harness import of
+
+START = {"flowVersion": "1"}
+
+
+class Work:
+    """What the flows of these tests do: how often, and how many at a time."""
+
+    def __init__(self) -> None:
+        self.done: Counter[str] = Counter()
+        self.running: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+
+    async def do(self, name: str, kinds: tuple[str, ...], seconds: float) -> None:
+        for kind in kinds:
+            self.running[kind] += 1
+            self.most[kind] = max(self.most[kind], self.running[kind])
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            for kind in kinds:
+                self.running[kind] -= 1
+        self.done[name] += 1
+
+
+work = Work()
+
+
+@pytest.fixture(autouse=True)
+def no_work() -> None:
+    work.__init__()  # type: ignore[misc]  # as new
+
+
+async def effect(name: str, kind: str, seconds: float) -> str:
+    await work.do(name, ("all", kind, name[0]), seconds)
+    return name
+
+
+@lf.flow
+async def long(ctx: lf.WorkflowContext, seconds: float | None) -> str:
+    return await ctx.run(lambda: effect(ctx.execution_id, "long", seconds or 1.0), key="s")
+
+
+@lf.flow
+async def short(ctx: lf.WorkflowContext, seconds: float | None) -> str:
+    return await ctx.run(lambda: effect(ctx.execution_id, "short", seconds or 0.01), key="s")
+
+
+@lf.flow
+async def napping(ctx: lf.WorkflowContext, seconds: float) -> str:
+    await ctx.sleep(seconds)
+    return await ctx.run(lambda: effect(ctx.execution_id, "napping", 0.1), key="s")
+
+
+@lf.flow
+async def asks(ctx: lf.WorkflowContext, input: Any) -> Any:
+    return await ctx.suspend("ok")
+
+
+@lf.step(at_most_once=True)
+async def wire() -> None:
+    raise ConnectionError("no confirmation")
+
+
+@lf.flow
+async def doubtful(ctx: lf.WorkflowContext, input: Any) -> None:
+    await ctx.run(wire)
+
+
+FLOWS = [long, short, napping, asks, doubtful]
+
+
+def worker(store: lf.EventStore, seed: int = 1, *flows: Any, **options: Any) -> lf.Worker:
+    runtime = {"clock": VirtualClock(), "entropy": seeded_entropy(seed)} | options.pop("runtime", {})
+    app = lf.App(flows or FLOWS, options.pop("lifespan", None), runtime)
+    return lf.Worker(store, app, **{"lease_ttl_s": 3.0, "close_grace_s": 0.0} | options)
+
+
+async def leave_behind(store: lf.EventStore, *ids: str, flow: lf.FlowDefinition = short) -> None:
+    """As if their process had been killed when they had just started, and their leases had run out."""
+    for execution_id in ids:
+        payload = {"flowId": flow.id, "flowVersion": flow.version, "input": None}
+        await store.append(lf.Envelope.make(execution_id, 0, "EXECUTION_STARTED", payload, START_MS))
+
+
+async def until(condition: Any, limit_s: float = 600) -> None:
+    async with asyncio.timeout(limit_s):
+        while not condition():
+            await asyncio.sleep(0.05)
+
+
+async def all_ended(store: lf.EventStore, *ids: str) -> None:
+    async with asyncio.timeout(HOUR):
+        while True:
+            ended = {each.execution_id for each in await store.list_executions(status="completed", limit=5000)}
+            if ended >= set(ids):
+                return
+            await asyncio.sleep(0.05)
+
+
+# --- taking up -----------------------------------------------------------------------------------
+
+
+def test_what_a_dead_process_left_is_driven_on_and_what_rests_is_left_alone() -> None:
+    """F17: bootstrap only, asleep, at a gate, in doubt."""
+
+    async def main() -> None:
+        store = memory_store()
+        async with node(store, 9, *FLOWS, lease_ttl_s=3.0) as rt:
+            await (await rt.start(napping, 100, execution_id="asleep")).rest()
+            await (await rt.start(asks, execution_id="asked")).rest()
+            await (await rt.start(doubtful, execution_id="doubt")).rest()
+        await leave_behind(store, "begun")
+        async with worker(store) as it:
+            await all_ended(store, "begun")
+            await asyncio.sleep(50)
+            assert work.done == {"begun": 1}
+            for name in ("asked", "doubt"):
+                state = await it.runtime.load_state(name)
+                assert state is not None
+                assert state.status == "suspended"
+            await all_ended(store, "asleep")
+        assert work.done == {"begun": 1, "asleep": 1}
+        assert await store.leases.held(["asleep", "asked", "doubt", "begun"]) == []
+
+    virtually(main)
+
+
+def test_what_another_process_drives_is_left_alone_however_old_and_taken_over_once_it_is_dead() -> None:
+    """F18: a lease of 3 s, a step of an hour, a worker that sweeps five times a second."""
+
+    async def main() -> None:
+        store = memory_store()
+        rt = node(store, 9, *FLOWS, lease_ttl_s=3.0)
+        await rt.start(long, HOUR, execution_id="x")
+        async with worker(store, sweep_s=0.2):
+            await asyncio.sleep(HOUR / 2)
+            assert work.running["all"] == 1
+            await rt.close(grace_s=0)  # it gives its lease back, and nothing is recorded as an outcome
+            await until(lambda: work.running["all"] == 1, 1.0)
+            await all_ended(store, "x")
+        log = await store.read("x")
+        assert of(log, "STEP_STARTED", "STEP_COMPLETED") == ["STEP_STARTED", "STEP_STARTED", "STEP_COMPLETED"]
+        assert work.done == {"x": 1}
+
+    virtually(main)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_three_workers_take_up_each_of_what_is_left_once(seed: int) -> None:
+    names = [f"e{n}" for n in range(60)]
+
+    async def main() -> None:
+        store = memory_store()
+        await leave_behind(store, *names)
+        async with worker(store, 1), worker(store, 2), worker(store, 3):
+            await all_ended(store, *names)
+        assert work.done == dict.fromkeys(names, 1)
+
+    virtually(main, seed=seed)
+
+
+def test_one_that_cannot_be_read_and_one_of_an_unknown_flow_concern_themselves_only() -> None:
+    """F15: 1,000 abandoned, two of them bad, 8 at a time: 998 done."""
+    names = [f"e{n}" for n in range(1000)]
+
+    class Unreadable(lf.MemoryEventStore):
+        async def fold(self, execution_id: str, state: lf.State | None = None) -> lf.State | None:
+            if execution_id == "e500":
+                raise lf.StoreReadError(execution_id, f"{execution_id}: not as it was written")
+            return await super().fold(execution_id, state)
+
+    async def main() -> None:
+        store = Unreadable(now_ms=lambda: VirtualClock().now_ms())
+        await leave_behind(store, *names[:-1])
+        await leave_behind(store, names[-1], flow=lf.flow(id="unknown")(short.function))
+        async with worker(store, limits=lf.Limits(concurrency=8)) as it:
+            good = [name for name in names if name not in ("e500", "e999")]
+            await all_ended(store, *good)
+            assert it.health().failing == 2
+        assert work.most["all"] == 8
+        assert work.done == dict.fromkeys(good, 1)
+
+    virtually(main)
+
+
+def test_what_crashes_again_and_again_is_set_aside_and_goes_on_once_it_is_released() -> None:
+    """F16: cap 3. A crash is a worker that is gone in the middle of it."""
+
+    class Gone(BaseException):
+        pass
+
+    async def main() -> None:
+        store = memory_store()
+        await leave_behind(store, "poison", flow=long)
+        for seed in range(3):
+            crashed = worker(store, seed, runtime={"max_crashes": 3})
+            await crashed.__aenter__()
+            await until(lambda: work.running["all"] == 1, 30)
+            await die(crashed)
+        async with worker(store, 9, runtime={"max_crashes": 3}) as it:
+            await asyncio.sleep(60)
+            [account] = await it.runtime.set_aside()
+            assert (account.execution_id, account.crashes) == ("poison", 3)
+            assert work.done == {}
+            await leave_behind(store, "healthy")
+            await all_ended(store, "healthy")
+            assert await it.runtime.release("poison")
+            await all_ended(store, "poison")
+
+    virtually(main)
+
+
+async def die(crashed: lf.Worker) -> None:
+    """As kill -9: nothing of it runs any more, nothing is written or given back."""
+    mine = asyncio.current_task()
+    for task in asyncio.all_tasks():
+        if task is not mine:
+            task.cancel()
+    crashed.runtime.store.append_batch = dead  # type: ignore[method-assign]
+    await asyncio.sleep(4)  # its leases run out
+    del crashed.runtime.store.append_batch
+    work.running.clear()
+
+
+async def dead(envelopes: Any) -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+# --- limits --------------------------------------------------------------------------------------
+
+
+def test_a_flow_at_its_limit_holds_up_no_other_and_none_is_passed_over_for_ever() -> None:
+    slow, quick = [f"l{n}" for n in range(30)], [f"s{n}" for n in range(30)]
+
+    async def main() -> None:
+        store = memory_store()
+        await leave_behind(store, *slow, flow=long)
+        await leave_behind(store, *quick, flow=short)
+        limits = lf.Limits(concurrency=10, per_flow={long.id: 2})
+        async with worker(store, limits=limits):
+            await all_ended(store, *quick)
+            assert sum(work.done[name] for name in slow) < 10
+            await all_ended(store, *slow)
+        assert (work.most["all"], work.most["long"]) == (10, 2) or work.most["all"] <= 10
+        assert work.most["long"] == 2
+        assert work.most["short"] == 8
+        assert work.done == dict.fromkeys(slow + quick, 1)
+
+    virtually(main)
+
+
+def test_what_is_due_keeps_to_the_limits_and_does_not_wait_for_a_poll() -> None:
+    names = [f"n{n}" for n in range(200)]
+
+    async def main() -> None:
+        store = memory_store()
+        async with node(store, 9, *FLOWS, lease_ttl_s=3.0) as rt:
+            for name in names:
+                await (await rt.start(napping, 1, execution_id=name)).rest()
+        await asyncio.sleep(1)
+        begun = VirtualClock().now_ms()
+        async with worker(store, limits=lf.Limits(concurrency=5, per_flow=5), poll_s=30):
+            await all_ended(store, *names)
+        assert work.most["all"] == 5
+        assert work.done == dict.fromkeys(names, 1)
+        # 40 rounds of a tenth of a second; a wait for the poll in each would be 20 minutes.
+        assert VirtualClock().now_ms() - begun < 30_000
+
+    virtually(main)
+
+
+def test_occurrences_keep_to_the_limits_too_and_the_mark_waits_for_them() -> None:
+    async def main() -> None:
+        store = memory_store()
+        async with node(store, 9, *FLOWS) as rt:
+            trigger = lf.Every(60, anchor_ms=START_MS)
+            await lf.Schedules(rt).put("s", long, 5.0, trigger=trigger, catch_up=20)
+        await asyncio.sleep(20 * 60 + 1)
+        async with worker(store, limits=lf.Limits(concurrency=3)):
+            names = [lf.occurrence_id("s", START_MS + n * 60_000) for n in range(1, 21)]
+            await all_ended(store, *names)
+        assert work.most["all"] == 3
+        assert [work.done[name] for name in names] == [1] * 20
+
+    virtually(main)
+
+
+# --- tenants -------------------------------------------------------------------------------------
+
+
+def test_tenants_executions_are_driven_as_theirs_and_each_keeps_to_its_limit() -> None:
+    async def main() -> None:
+        store = memory_store()
+        views = {tenant: lf.TenantScopedEventStore(store, tenant) for tenant in ("acme", "", "a:b")}
+        for tenant, view in views.items():
+            await leave_behind(view, *(f"{len(tenant)}{n}" for n in range(10)), flow=long)
+            async with node(view, 9, *FLOWS, lease_ttl_s=3.0) as rt:
+                await (await rt.start(napping, 2, execution_id="nap")).rest()
+                await lf.Schedules(rt).put("daily", short, trigger=lf.Every(10, anchor_ms=START_MS))
+        await leave_behind(store, "nobodys", "7:odd")
+        async with worker(store, limits=lf.Limits(concurrency=50, per_tenant=3), tenants=True) as it:
+            assert it.runtime.store is store
+            for tenant, view in views.items():
+                await all_ended(view, *(f"{len(tenant)}{n}" for n in range(10)), "nap")
+                state = await lf.WorkflowRuntime(view).load_state("nap")
+                assert state is not None
+                assert state.output == "nap", "a flow sees its own id, not the stored one"
+            await all_ended(store, "nobodys", "7:odd")
+            await asyncio.sleep(11)
+            for view in views.values():
+                assert any(
+                    each.execution_id.startswith("daily@")
+                    for each in await view.list_executions(limit=100)
+                )
+        assert [work.most[first] for first in ("4", "0", "3")] == [3, 3, 3]
+        assert await store.leases.held([each.execution_id for each in await store.list_executions(limit=99)]) == []
+
+    virtually(main)
+
+
+def test_runtimes_of_tenants_that_have_nothing_to_do_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loomfast._nodes.tenants.IDLE", 3)
+
+    async def main() -> None:
+        store = memory_store()
+        views = [lf.TenantScopedEventStore(store, f"t{n}") for n in range(12)]
+        async with worker(store, sweep_s=0.5, tenants=True) as it:
+            for n, view in enumerate(views):
+                await leave_behind(view, "x")
+                await all_ended(view, "x")
+                assert len(it._runtimes) <= 5, f"after {n + 1} tenants"
+        assert work.done == {"x": 12}
+
+    virtually(main)
+
+
+# --- life ----------------------------------------------------------------------------------------
+
+
+def test_a_lifespan_is_entered_before_anything_is_taken_up_and_left_once_all_has_stopped() -> None:
+    said: list[str] = []
+
+    async def main() -> None:
+        store = memory_store()
+        await leave_behind(store, "x")
+
+        @asynccontextmanager
+        async def lifespan(it: lf.Worker) -> AsyncIterator[None]:
+            await asyncio.sleep(5)
+            said.append(f"opened: {it.health().phase}, {work.done['x']} done")
+            await it.schedules.put("s", short, trigger=lf.Every(60))
+            yield
+            said.append(f"closed: {it.health().phase}, {work.done['x']} done")
+
+        async with worker(store, lifespan=lifespan) as it:
+            await all_ended(store, "x")
+            assert it.health().phase == "running"
+        assert said == ["opened: new, 0 done", "closed: closing, 1 done"]
+        assert it.health().phase == "closed"
+        with pytest.raises(lf.BadInputError, match="make another"):
+            await it.__aenter__()
+        await it.close()
+
+    virtually(main)
+
+
+def test_closing_lets_effects_finish_within_the_grace_and_others_take_over_at_once() -> None:
+    """F19: nothing is recorded as an outcome for it, and it is no crash."""
+
+    async def main() -> None:
+        store = memory_store()
+        await leave_behind(store, "s0", flow=short)
+        it = worker(store, 1)
+        await it.__aenter__()
+        async with node(store, 9, *FLOWS, lease_ttl_s=3.0) as rt:
+            await rt.start(long, 2.0, execution_id="quick")
+            await rt.start(long, 600.0, execution_id="never")
+            await asyncio.sleep(0.1)
+            await rt.close(grace_s=0)
+        await until(lambda: work.running["all"] == 2, 30)
+        await it.close(grace_s=30)
+        log = await store.read("never")
+        assert of(log, "STEP_STARTED", "STEP_COMPLETED", "STEP_CANCELLED", "STEP_FAILED") == ["STEP_STARTED"] * 2
+        assert of(await store.read("quick"), "STEP_COMPLETED") == ["STEP_COMPLETED"]
+        assert await store.leases.held(["quick", "never"]) == []
+        async with worker(store, 2):
+            await until(lambda: work.running["all"] == 1, 1.0)
+            assert await store.recoveries.get("never") is None, "an orderly end is no crash"
+
+    virtually(main)
+
+
+def test_health_tells_whether_the_store_answers() -> None:
+    class Lost(lf.MemoryEventStore):
+        lost = False
+
+        def __init__(self) -> None:
+            super().__init__(now_ms=lambda: VirtualClock().now_ms())
+            due = self.timers.due_wakes
+
+            async def asked(*args: Any, **options: Any) -> list[lf.Wake]:
+                if self.lost:
+                    raise lf.StoreLostError(None, "the line is cut")
+                return await due(*args, **options)
+
+            self.timers.due_wakes = asked  # type: ignore[method-assign]
+
+    async def main() -> None:
+        store = Lost()
+        it = worker(store)
+        assert not it.health().well
+        async with it:
+            await leave_behind(store, "x", flow=long)
+            await until(lambda: it.health().driving == 1, 10)
+            health = it.health()
+            assert (health.phase, health.well, health.limit, health.failing) == ("running", True, 100, 0)
+            store.lost = True
+            await asyncio.sleep(20)
+            assert not it.health().well
+            assert (it.health().looked_s or 0) > 15
+            store.lost = False
+            await asyncio.sleep(40)
+            assert it.health().well
+        assert not it.health().well
+
+    virtually(main)
+
+
+async def test_a_worker_on_real_stores(open_store: OpenStore) -> None:
+    names = [f"e{n}" for n in range(40)]
+    async with open_store() as store:
+        await leave_behind(store, *names)
+        async with lf.Worker(store, lf.App(FLOWS), lease_ttl_s=30, sweep_s=0.1) as it:
+            await it.schedules.put("s", short, trigger=lf.Every(1))
+            await it.runtime.start(napping, 0.1, execution_id="nap")
+            await asyncio.gather(*(it.runtime.handle(name).result() for name in [*names, "nap"]))
+            await until(lambda: any(name.startswith("s@") for name in work.done), 10)
+        assert {name: work.done[name] for name in names} == dict.fromkeys(names, 1)
+        assert await store.leases.held(names) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"concurrency": 0}, "concurrency=0"),
+        ({"concurrency": 1.5}, "concurrency=1.5"),
+        ({"per_flow": -1}, "per_flow=-1"),
+        ({"per_flow": {"a": "3"}}, r"per_flow\['a'\]='3'"),
+        ({"per_tenant": True}, "per_tenant=True"),
+    ],
+)
+def test_bad_limits_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(lf.BadInputError, match=message):
+        lf.Limits(**options)
+
+
+async def test_bad_options_of_a_worker_are_refused() -> None:
+    store = lf.MemoryEventStore()
+    with pytest.raises(lf.BadInputError, match="app must be a loomfast.App"):
+        lf.Worker(store, [short])  # type: ignore[arg-type]
+    for options in ({"poll_s": 0}, {"sweep_s": 0}, {"lease_ttl_s": 0}, {"close_grace_s": -1}):
+        with pytest.raises(lf.BadInputError):
+            lf.Worker(store, lf.App([short]), **options)
+    with pytest.raises(lf.BadInputError, match="snapshot_every"):
+        lf.Worker(store, lf.App([short], options={"snapshot_every": 0}))
+    with pytest.raises(lf.BadInputError, match="lease_ttl_s"):
+        lf.Worker(store, lf.App([short], options={"lease_ttl_s": 3}))
