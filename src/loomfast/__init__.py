@@ -5,6 +5,7 @@ A flow is a plain async function. Everything it does becomes an event in an appe
 private.
 """
 
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -136,6 +137,16 @@ from loomfast.stores import (
 from loomfast.verification import Fault, Verified, verify_store
 
 if TYPE_CHECKING:
+    from loomfast._core.schedules import (
+        CatchUp,
+        Cron,
+        Every,
+        Occurrence,
+        ScheduleDefinition,
+        Trigger,
+        occurrence_id,
+        occurrence_of,
+    )
     from loomfast._vectors import FOLD_VECTORS
     from loomfast.stores import PostgresEventStore, SqliteEventStore
 
@@ -153,11 +164,13 @@ __all__ = [
     "Branch",
     "BranchExistsError",
     "BranchRegistry",
+    "CatchUp",
     "CatchUpReader",
     "CircularValueError",
     "Clock",
     "CoalescingEventStore",
     "ConflictError",
+    "Cron",
     "DeterminismError",
     "DeterminismPolicy",
     "DuplicateEnvelopeIdError",
@@ -167,6 +180,7 @@ __all__ = [
     "Envelope",
     "EventStore",
     "EventStoreDecorator",
+    "Every",
     "ExecutionAlreadyExistsError",
     "ExecutionCancelledError",
     "ExecutionEndedError",
@@ -196,6 +210,7 @@ __all__ = [
     "MalformedEventError",
     "MemoryEventStore",
     "NotAStoreError",
+    "Occurrence",
     "PositionKeeper",
     "PositionedEvent",
     "PostgresEventStore",
@@ -213,6 +228,7 @@ __all__ = [
     "RuntimeClosedError",
     "Schedule",
     "Schedules",
+    "ScheduleDefinition",
     "Snapshot",
     "SnapshotNeededError",
     "SnapshotStore",
@@ -244,6 +260,7 @@ __all__ = [
     "Tip",
     "TooDeepError",
     "Trie",
+    "Trigger",
     "UiProjection",
     "UnknownBranchError",
     "UnknownExecutionError",
@@ -266,6 +283,8 @@ __all__ = [
     "fold_events",
     "format_digest",
     "implementation",
+    "occurrence_id",
+    "occurrence_of",
     "open_store",
     "parse_digest",
     "snapshot_of",
@@ -273,6 +292,17 @@ __all__ = [
     "step",
     "verify_store",
 ]
+
+_OF_SCHEDULES = {
+    "CatchUp",
+    "Cron",
+    "Every",
+    "Occurrence",
+    "ScheduleDefinition",
+    "Trigger",
+    "occurrence_id",
+    "occurrence_of",
+}
 
 # The driver of PostgreSQL is an optional extra: `import *` gives what is installed.
 if find_spec("asyncpg") is None:
@@ -293,4 +323,6 @@ def __getattr__(name: str) -> Any:
         from loomfast.stores import PostgresEventStore
 
         return PostgresEventStore
+    if name in _OF_SCHEDULES:
+        return getattr(import_module("loomfast._core.schedules"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
