@@ -174,6 +174,17 @@ def test_zones_that_change_by_half_an_hour_at_midnight_or_by_a_day_F41(
     assert utc(backward(trigger, ms(start), ms(end))) == found
 
 
+@pytest.mark.parametrize(
+    ("expression", "times"),
+    [("30 2 25 10 *", ["00:30"]), ("*/30 2 25 10 *", ["00:00", "00:30", "01:00", "01:30"])],
+)
+def test_a_walk_over_half_a_year_sees_the_changes_between_F41(expression: str, times: list[str]) -> None:
+    start_ms, end_ms = ms("2026-01-01"), ms("2027-07-01")
+    for walk in (forward, backward):
+        found = utc(walk(Cron(expression, BERLIN), start_ms, end_ms))
+        assert found == [f"2026-10-25 {time}:00" for time in times]
+
+
 # Windows around changes of every kind, in UTC.
 WINDOWS = [
     ("UTC", "2026-02-28"),
@@ -245,7 +256,7 @@ def scanned(trigger: Cron, start_ms: int, end_ms: int) -> list[int]:
 
 def field(least: int, most: int) -> st.SearchStrategy[str]:
     number = st.integers(least, most)
-    spans = st.tuples(number, number).map(lambda pair: f"{min(pair)}-{max(pair)}")
+    spans = st.lists(number, min_size=2, max_size=2, unique=True).map(lambda ends: f"{min(ends)}-{max(ends)}")
     steps = st.integers(1, 20)
     return st.one_of(
         st.just("*"),
@@ -435,6 +446,7 @@ def test_beyond_the_calendar_nothing_is_due_and_nothing_follows(trigger: Trigger
     for at_ms in (EARLIEST_MS - 1, LATEST_MS + 1, 10**30, -(10**30), 10**5000):
         assert kept.after(at_ms) is None
         assert kept.due(at_ms) == []
+        assert list(trigger.back_from(at_ms)) == []
     assert kept.after(LATEST_MS) is None
 
 
@@ -621,7 +633,7 @@ def test_a_schedule_that_is_paused_has_no_mark_and_its_input_has_a_json_form() -
 
 @pytest.mark.parametrize("now", [1.0, None, "0", True])
 def test_now_is_whole_milliseconds(now: Any) -> None:
-    for ask in (schedule().due, schedule().after):
+    for ask in (schedule().due, schedule().after, Every(60).back_from, Cron("* * * * *").back_from):
         with pytest.raises(lf.BadInputError, match="must be a whole number"):
             ask(now)
 
