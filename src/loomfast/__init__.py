@@ -5,7 +5,6 @@ A flow is a plain async function. Everything it does becomes an event in an appe
 private.
 """
 
-from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -137,16 +136,6 @@ from loomfast.stores import (
 from loomfast.verification import Fault, Verified, verify_store
 
 if TYPE_CHECKING:
-    from loomfast._core.schedules import (
-        CatchUp,
-        Cron,
-        Every,
-        Occurrence,
-        ScheduleDefinition,
-        Trigger,
-        occurrence_id,
-        occurrence_of,
-    )
     from loomfast._vectors import FOLD_VECTORS
     from loomfast.stores import PostgresEventStore, SqliteEventStore
 
@@ -227,8 +216,8 @@ __all__ = [
     "RunOverError",
     "RuntimeClosedError",
     "Schedule",
-    "Schedules",
     "ScheduleDefinition",
+    "Schedules",
     "Snapshot",
     "SnapshotNeededError",
     "SnapshotStore",
@@ -293,17 +282,6 @@ __all__ = [
     "verify_store",
 ]
 
-_OF_SCHEDULES = {
-    "CatchUp",
-    "Cron",
-    "Every",
-    "Occurrence",
-    "ScheduleDefinition",
-    "Trigger",
-    "occurrence_id",
-    "occurrence_of",
-}
-
 # The driver of PostgreSQL is an optional extra: `import *` gives what is installed.
 if find_spec("asyncpg") is None:
     __all__.remove("PostgresEventStore")
@@ -323,6 +301,4 @@ def __getattr__(name: str) -> Any:
         from loomfast.stores import PostgresEventStore
 
         return PostgresEventStore
-    if name in _OF_SCHEDULES:
-        return getattr(import_module("loomfast._core.schedules"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
