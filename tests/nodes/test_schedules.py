@@ -1,4 +1,4 @@
-"""Schedules: each occurrence starts once over all nodes, under the id of its nominal instant (F41; D4, L12)."""
+"""Schedules: each occurrence starts once over all nodes, under the id of its instant (F41; D4, L12)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Worker`: it takes up what is abandoned and what is due, within its limits, each on its own (F15, F17, F18)."""
+"""`Worker`: it takes up what is abandoned and what is due, each on its own (F15, F17, F18)."""
 
 from __future__ import annotations
 
@@ -48,25 +48,27 @@ def no_work() -> None:
     work.__init__()  # type: ignore[misc]  # as new
 
 
-async def effect(name: str, kind: str, seconds: float) -> str:
+@lf.step
+async def effect(asked: list[Any]) -> str:
+    name, kind, seconds = asked
     await work.do(name, ("all", kind, name[0]), seconds)
     return name
 
 
 @lf.flow
 async def long(ctx: lf.WorkflowContext, seconds: float | None) -> str:
-    return await ctx.run(lambda: effect(ctx.execution_id, "long", seconds or 1.0), key="s")
+    return await ctx.run(effect, [ctx.execution_id, "long", seconds or 1.0])
 
 
 @lf.flow
 async def short(ctx: lf.WorkflowContext, seconds: float | None) -> str:
-    return await ctx.run(lambda: effect(ctx.execution_id, "short", seconds or 0.01), key="s")
+    return await ctx.run(effect, [ctx.execution_id, "short", seconds or 0.01])
 
 
 @lf.flow
 async def napping(ctx: lf.WorkflowContext, seconds: float) -> str:
     await ctx.sleep(seconds)
-    return await ctx.run(lambda: effect(ctx.execution_id, "napping", 0.1), key="s")
+    return await ctx.run(effect, [ctx.execution_id, "napping", 0.1])
 
 
 @lf.flow
@@ -107,9 +109,11 @@ async def until(condition: Any, limit_s: float = 600) -> None:
 
 
 async def all_ended(store: lf.EventStore, *ids: str) -> None:
-    async with asyncio.timeout(HOUR):
+    async with asyncio.timeout(3 * HOUR):
         while True:
-            ended = {each.execution_id for each in await store.list_executions(status="completed", limit=5000)}
+            ended = {
+                each.execution_id for each in await store.list_executions(status="completed", limit=5000)
+            }
             if ended >= set(ids):
                 return
             await asyncio.sleep(0.05)
@@ -126,8 +130,10 @@ def test_what_a_dead_process_left_is_driven_on_and_what_rests_is_left_alone() ->
         async with node(store, 9, *FLOWS, lease_ttl_s=3.0) as rt:
             await (await rt.start(napping, 100, execution_id="asleep")).rest()
             await (await rt.start(asks, execution_id="asked")).rest()
-            await (await rt.start(doubtful, execution_id="doubt")).rest()
         await leave_behind(store, "begun")
+        await leave_behind(store, "doubt", flow=doubtful)
+        begun = {"key": "wire", "stepId": "wire", "attempt": 1, "inputDigest": "0" * 16}
+        await store.append(lf.Envelope.make("doubt", 1, "STEP_STARTED", begun, START_MS))
         async with worker(store) as it:
             await all_ended(store, "begun")
             await asyncio.sleep(50)
@@ -201,49 +207,6 @@ def test_one_that_cannot_be_read_and_one_of_an_unknown_flow_concern_themselves_o
     virtually(main)
 
 
-def test_what_crashes_again_and_again_is_set_aside_and_goes_on_once_it_is_released() -> None:
-    """F16: cap 3. A crash is a worker that is gone in the middle of it."""
-
-    class Gone(BaseException):
-        pass
-
-    async def main() -> None:
-        store = memory_store()
-        await leave_behind(store, "poison", flow=long)
-        for seed in range(3):
-            crashed = worker(store, seed, runtime={"max_crashes": 3})
-            await crashed.__aenter__()
-            await until(lambda: work.running["all"] == 1, 30)
-            await die(crashed)
-        async with worker(store, 9, runtime={"max_crashes": 3}) as it:
-            await asyncio.sleep(60)
-            [account] = await it.runtime.set_aside()
-            assert (account.execution_id, account.crashes) == ("poison", 3)
-            assert work.done == {}
-            await leave_behind(store, "healthy")
-            await all_ended(store, "healthy")
-            assert await it.runtime.release("poison")
-            await all_ended(store, "poison")
-
-    virtually(main)
-
-
-async def die(crashed: lf.Worker) -> None:
-    """As kill -9: nothing of it runs any more, nothing is written or given back."""
-    mine = asyncio.current_task()
-    for task in asyncio.all_tasks():
-        if task is not mine:
-            task.cancel()
-    crashed.runtime.store.append_batch = dead  # type: ignore[method-assign]
-    await asyncio.sleep(4)  # its leases run out
-    del crashed.runtime.store.append_batch
-    work.running.clear()
-
-
-async def dead(envelopes: Any) -> None:
-    await asyncio.get_running_loop().create_future()
-
-
 # --- limits --------------------------------------------------------------------------------------
 
 
@@ -259,9 +222,7 @@ def test_a_flow_at_its_limit_holds_up_no_other_and_none_is_passed_over_for_ever(
             await all_ended(store, *quick)
             assert sum(work.done[name] for name in slow) < 10
             await all_ended(store, *slow)
-        assert (work.most["all"], work.most["long"]) == (10, 2) or work.most["all"] <= 10
-        assert work.most["long"] == 2
-        assert work.most["short"] == 8
+        assert (work.most["all"], work.most["long"], work.most["short"]) == (10, 2, 8)
         assert work.done == dict.fromkeys(slow + quick, 1)
 
     virtually(main)
@@ -327,11 +288,13 @@ def test_tenants_executions_are_driven_as_theirs_and_each_keeps_to_its_limit() -
             await asyncio.sleep(11)
             for view in views.values():
                 assert any(
-                    each.execution_id.startswith("daily@")
-                    for each in await view.list_executions(limit=100)
+                    each.execution_id.startswith("daily@") for each in await view.list_executions(limit=100)
                 )
         assert [work.most[first] for first in ("4", "0", "3")] == [3, 3, 3]
-        assert await store.leases.held([each.execution_id for each in await store.list_executions(limit=99)]) == []
+        assert (
+            await store.leases.held([each.execution_id for each in await store.list_executions(limit=99)])
+            == []
+        )
 
     virtually(main)
 
@@ -398,7 +361,9 @@ def test_closing_lets_effects_finish_within_the_grace_and_others_take_over_at_on
         await until(lambda: work.running["all"] == 2, 30)
         await it.close(grace_s=30)
         log = await store.read("never")
-        assert of(log, "STEP_STARTED", "STEP_COMPLETED", "STEP_CANCELLED", "STEP_FAILED") == ["STEP_STARTED"] * 2
+        assert (
+            of(log, "STEP_STARTED", "STEP_COMPLETED", "STEP_CANCELLED", "STEP_FAILED") == ["STEP_STARTED"] * 2
+        )
         assert of(await store.read("quick"), "STEP_COMPLETED") == ["STEP_COMPLETED"]
         assert await store.leases.held(["quick", "never"]) == []
         async with worker(store, 2):
@@ -474,7 +439,7 @@ def test_bad_limits_are_refused(options: dict[str, Any], message: str) -> None:
 
 async def test_bad_options_of_a_worker_are_refused() -> None:
     store = lf.MemoryEventStore()
-    with pytest.raises(lf.BadInputError, match="app must be a loomfast.App"):
+    with pytest.raises(lf.BadInputError, match="app must be a loomfast"):
         lf.Worker(store, [short])  # type: ignore[arg-type]
     for options in ({"poll_s": 0}, {"sweep_s": 0}, {"lease_ttl_s": 0}, {"close_grace_s": -1}):
         with pytest.raises(lf.BadInputError):

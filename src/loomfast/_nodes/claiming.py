@@ -131,8 +131,7 @@ class Claims:
         try:
             await owner.runtime.recover(owner.own_id)
             self._back_off.succeeded(stored_id)
-            if owner.runtime.drives(owner.own_id):
-                call(self._claimed, stored_id)
+            call(self._claimed, stored_id)
         except (LeaseHeldError, RuntimeClosedError):
             pass  # another worker was first; or this one is closing
         except ExecutionSetAsideError:

@@ -28,7 +28,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeAlias, TypeVar
 
-from loomfast._errors import RuntimeClosedError
+from loomfast._errors import BadInputError, RuntimeClosedError
 from loomfast._nodes.backoff import BackOff
 from loomfast._runtime.clock import Clock, done_within
 from loomfast._runtime.hooks import call, logger
@@ -44,6 +44,12 @@ PAGE = 500
 BETWEEN_LOOKS_S = 0.005
 # How long to wait after the store could not be asked, at most.
 LONGEST_PAUSE_S = 30.0
+
+
+def check_period(name: str, seconds: float) -> None:
+    """Refuse what is no time between two looks at a store. Raises `BadInputError`."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.01 <= seconds <= 3600:
+        raise BadInputError(f"{name}={seconds!r}: must be a number of seconds from 0.01 to 3600")
 
 
 class DueLoop:
@@ -66,6 +72,9 @@ class DueLoop:
         concurrency: int,
         on_error: Callable[[str, Exception], object],
     ) -> None:
+        check_period("poll_s", poll_s)
+        if type(concurrency) is not int or concurrency < 1:
+            raise BadInputError(f"concurrency={concurrency!r}: must be a whole number, 1 or more")
         self._timers = timers
         self._clock = clock
         self._fire = fire

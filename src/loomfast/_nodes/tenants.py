@@ -67,6 +67,10 @@ class Runtimes:
             runtime = self._made(tenant, TenantScopedEventStore(self._store, tenant))
         return Owner(tenant, own_id, runtime)
 
+    def __len__(self) -> int:
+        """How many there are by now."""
+        return len(self._all)
+
     async def close(self, grace_s: float) -> None:
         """Close all of them, at the same time."""
         closing = [runtime.close(grace_s=grace_s) for runtime in self._all.values()]

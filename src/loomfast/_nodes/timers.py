@@ -51,10 +51,6 @@ class TimerService:
         concurrency: int = 64,
         on_error: Callable[[str, Exception], object] = lambda key, error: None,
     ) -> None:
-        if not 0.01 <= poll_s <= 3600:
-            raise BadInputError(f"poll_s={poll_s!r}: must be a number of seconds from 0.01 to 3600")
-        if type(concurrency) is not int or concurrency < 1:
-            raise BadInputError(f"concurrency={concurrency!r}: must be a whole number, 1 or more")
         self._runtime = runtime
         self._fenced = fenced
         self._keeper: LeaseKeeper | None = None

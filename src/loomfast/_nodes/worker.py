@@ -16,7 +16,7 @@ from loomfast._errors import BadInputError, GateRefusedError, LeaseHeldError
 from loomfast._kernels import State
 from loomfast._nodes.app import App
 from loomfast._nodes.claiming import Claims
-from loomfast._nodes.due import DueLoop
+from loomfast._nodes.due import DueLoop, check_period
 from loomfast._nodes.limits import Limits, Room, Slots
 from loomfast._nodes.occurrences import Occurrences
 from loomfast._nodes.schedules import Schedules
@@ -25,6 +25,7 @@ from loomfast._nodes.tenants import Runtimes
 from loomfast._runtime.clock import Clock, SystemClock
 from loomfast._runtime.runtime import WorkflowRuntime
 from loomfast.stores import EventStore, Schedule, Wake
+from loomfast.stores._spi_leases import check_ttl
 
 Phase: TypeAlias = Literal["new", "running", "closing", "closed"]
 
@@ -82,6 +83,12 @@ class Worker:
     ) -> None:
         if not isinstance(app, App):
             raise BadInputError(f"app must be a loomfast.App, not {type(app).__name__}")
+        given = {"flows", "lease_ttl_s", "close_grace_s"} & app.options.keys()
+        if given:
+            raise BadInputError(f"options {sorted(given)} of the app: the worker gives these to its runtimes")
+        check_ttl(lease_ttl_s)
+        sweep_s = min(lease_ttl_s / 3, 3600) if sweep_s is None else sweep_s
+        check_period("sweep_s", sweep_s)
         self.phase: Phase = "new"
         self._app = app
         self._flows = tuple(app.flows)
@@ -111,7 +118,7 @@ class Worker:
             self._clock,
             self._runtimes,
             self._slots,
-            sweep_s=lease_ttl_s / 3 if sweep_s is None else sweep_s,
+            sweep_s=sweep_s,
             claimed=self._telemetry.recovered,
             set_aside=self._telemetry.set_aside,
             failed=self._telemetry.failed,
@@ -179,7 +186,13 @@ class Worker:
     # --- what its parts ask for ------------------------------------------------------------------
 
     def _make_runtime(self, store: EventStore) -> WorkflowRuntime:
-        return WorkflowRuntime(store, flows=self._flows, lease_ttl_s=self._lease_ttl_s, **self._options)
+        return WorkflowRuntime(
+            store,
+            flows=self._flows,
+            lease_ttl_s=self._lease_ttl_s,
+            close_grace_s=self._close_grace_s,
+            **self._options,
+        )
 
     async def _wake(self, wake: Wake) -> bool:
         owner = self._runtimes.owner(wake.execution_id)

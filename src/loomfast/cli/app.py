@@ -19,6 +19,7 @@ from loomfast.cli.info import info
 from loomfast.cli.kernels import digest, fold
 from loomfast.cli.logs import export_log, import_log
 from loomfast.cli.output import CommandError
+from loomfast.cli.set_aside import release, set_aside
 from loomfast.cli.verify import verify
 from loomfast.cli.worker import worker
 
@@ -56,5 +57,18 @@ def app() -> None:
     """Durable execution for Python: try it, look into its logs, measure it."""
 
 
-for command in (demo, bench, info, export_log, import_log, fold, digest, check, verify, worker):
+for command in (
+    demo,
+    bench,
+    info,
+    export_log,
+    import_log,
+    fold,
+    digest,
+    check,
+    verify,
+    worker,
+    set_aside,
+    release,
+):
     app.add_command(command)
