@@ -18,7 +18,16 @@ from loomfast._errors import (
     StaleFenceError,
 )
 from loomfast._kernels import Envelope, State
-from loomfast.stores import Branch, Lease, MemoryEventStore, PositionedEvent, Recovery, Schedule, Wake
+from loomfast.stores import (
+    Branch,
+    EventStore,
+    Lease,
+    MemoryEventStore,
+    PositionedEvent,
+    Recovery,
+    Schedule,
+    Wake,
+)
 from loomfast.stores._memory_branches import MemoryBranchRegistry
 from loomfast.stores._memory_leases import MemoryLeaseStore
 from loomfast.stores._memory_recoveries import MemoryRecoveryStore
@@ -52,6 +61,16 @@ class AcknowledgesBeforeItIsDurable(MemoryEventStore):
     async def append_batch(self, envelopes: Sequence[Envelope]) -> None:
         before, self.late = self.late, envelopes
         await super().append_batch(before)
+
+
+class AnswersThroughItsPrimary(MemoryEventStore):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.left_open = MemoryEventStore(**options)
+
+    @property
+    def primary(self) -> EventStore:
+        return self.left_open if self._shared.closed else self
 
 
 class SwallowsDuplicates(MemoryEventStore):

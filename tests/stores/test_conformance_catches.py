@@ -26,6 +26,7 @@ CASES: list[tuple[int, type[MemoryEventStore], str]] = [
     (1, broken.StoresHalfBatches, "test_a_conflict_on_the_last_event_of_a_batch_leaves_none_of_it"),
     (1, broken.LosesTheOrder, "test_a_batch_may_hold_several_executions_interleaved"),
     (2, broken.AcknowledgesBeforeItIsDurable, "test_an_append_that_returned_is_seen_by_every_kind_of_read"),
+    (2, broken.AnswersThroughItsPrimary, "test_a_closed_store_refuses_every_call_and_closes_twice"),
     (3, broken.SwallowsDuplicates, "test_of_many_appends_of_one_sequence_never_two_succeed"),
     (3, broken.AcceptsGaps, "test_an_event_that_would_leave_a_gap_is_refused"),
     (4, broken.AcceptsStaleFences, "test_a_missing_or_older_token_is_refused_once_a_fence_is_acquired"),

@@ -116,7 +116,8 @@ class PostgresEventStore(EventStore):
 
         Raises `BadInputError` for the arguments, `StoreMissingError` where there is no such database, or no
         schema and `create` is off, `NotAStoreError` for a schema that is not loomfast's (it is not changed),
-        `StorageError` (with its cause) when the server cannot be reached or the schema is a newer version's.
+        `StoreTooNewError` for a newer version's, `StorageError` (with its cause) when the server cannot be
+        reached.
         """
         schemas.check_name(schema)
         if synchronous_commit not in _LEVELS:

@@ -184,3 +184,5 @@ class TenantScopedEventStore(EventStoreDecorator):
 
     async def close(self) -> None:
         self._scope.closed = True
+        if self._primary is not self:
+            await self._primary.close()
