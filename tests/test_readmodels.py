@@ -255,8 +255,17 @@ async def test_the_memory_of_a_reader_does_not_depend_on_the_length_of_the_log()
 
 @pytest.mark.parametrize(
     "options",
-    [{"after": -1}, {"page_events": 0}, {"poll_s": 0}, {"poll_s": float("nan")}],
-    ids=lambda options: next(iter(options)),
+    [
+        {"after": -1},
+        {"after": "x"},
+        {"after": 1.5},
+        {"page_events": 0},
+        {"page_events": "x"},
+        {"poll_s": 0},
+        {"poll_s": float("nan")},
+        {"poll_s": "x"},
+    ],
+    ids=str,
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(lf.BadInputError, match=next(iter(options))):

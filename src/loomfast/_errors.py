@@ -429,6 +429,22 @@ class NotAStoreError(StorageError):
         self.reason = reason
 
 
+class StoreTooNewError(StorageError):
+    """The store has the tables of a newer loomfast than this one, which cannot tell what they mean."""
+
+    code = "store-too-new"
+    hint = "The store was left as it is; every program that opens it needs a loomfast that knows its version."
+
+    def __init__(self, place: str, version: int, known: int) -> None:
+        super().__init__(
+            None,
+            f"{place}: has schema version {version}, this loomfast knows {known} only: upgrade loomfast",
+        )
+        self.place = place
+        self.version = version
+        self.known = known
+
+
 class StoreReadError(StorageError):
     """Something stored could not be read back. `execution_id` names the execution that it concerns.
 
@@ -441,6 +457,13 @@ class StoreReadError(StorageError):
     def __init__(self, execution_id: str | None, message: str, *, position: int | None = None) -> None:
         super().__init__(execution_id, message)
         self.position = position
+
+
+class StoreUnreachableError(StoreReadError):
+    """The server of the store could not be reached, or was lost before it answered a read."""
+
+    code = "store-unreachable"
+    hint = "Nothing is wrong with what is stored; repeat the call once the server can be reached."
 
 
 class StoreCorruptError(StoreReadError):

@@ -25,6 +25,7 @@ from typing import Any, Protocol, Self
 from loomfast._errors import BadInputError, StoreReadError
 from loomfast._runtime.clock import Clock, SystemClock, done_within
 from loomfast.stores import EventStore, PositionedEvent
+from loomfast.stores._spi_arguments import bounded, position_of
 
 
 class CatchUpReader:
@@ -55,13 +56,11 @@ class CatchUpReader:
         clock: Clock | None = None,
         on_unreadable: Callable[[StoreReadError], object] | None = None,
     ) -> None:
-        if after < 0:
-            raise BadInputError(f"after={after}: positions start at 1; give 0 to read from the start")
-        if page_events < 1:
+        if bounded("page_events", page_events) < 1:
             raise BadInputError(f"page_events={page_events}: must be 1 or more")
-        if not poll_s > 0:
-            raise BadInputError(f"poll_s={poll_s}: must be a number of seconds above 0")
-        self.position = after
+        if not isinstance(poll_s, int | float) or not poll_s > 0:
+            raise BadInputError(f"poll_s={poll_s!r}: must be a number of seconds above 0")
+        self.position = after = position_of(after)
         self._store = store
         self._page_events = page_events
         self._wait = wait

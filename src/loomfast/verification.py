@@ -28,11 +28,10 @@ from loomfast._errors import (
 )
 from loomfast._kernels import Envelope, State, fold_events
 from loomfast.stores import EventStore, ExecutionSummary, Wake
+from loomfast.stores._spi_arguments import LAST
 
 # Events, or executions, read at a time.
 PAGE: Final = 1_000
-# No store keeps a time beyond it.
-_LAST_MS: Final = 2**63 - 1
 
 
 class Fault(NamedTuple):
@@ -283,7 +282,7 @@ class _Verification:
         if again is not None and again.sequence == state.sequence and again != state:
             self.fault(execution_id, None, "the store folds its log to another state than its events do")
         if state.pending is not None and state.pending.wake_at is not None:
-            await self._wake(state, min(state.pending.wake_at, _LAST_MS))
+            await self._wake(state, min(state.pending.wake_at, LAST))
 
     async def _unchanged(self, state: State) -> bool:
         return await self._store.last_sequence(state.execution_id) == state.sequence
@@ -334,13 +333,13 @@ class _Verification:
         """Look for gates that are due and should not be, if more are than the logs have."""
         number = 0
         after: Wake | None = None
-        while page := await self._store.timers.due_wakes(_LAST_MS, after=after, limit=PAGE):
+        while page := await self._store.timers.due_wakes(LAST, after=after, limit=PAGE):
             number += len(page)
             after = page[-1]
         if number <= self._sleeping:
             return
         after = None
-        while page := await self._store.timers.due_wakes(_LAST_MS, after=after, limit=PAGE):
+        while page := await self._store.timers.due_wakes(LAST, after=after, limit=PAGE):
             for wake in page:
                 if wake.execution_id not in self._harmed:
                     await self._guarded(wake.execution_id, self._due(wake))
@@ -354,7 +353,7 @@ class _Verification:
             self.fault(wake.execution_id, None, f"is due at {wake.wake_at}, and holds no event")
             return
         at = None if state.pending is None else state.pending.wake_at
-        if (at is None or min(at, _LAST_MS) != wake.wake_at) and await self._unchanged(state):
+        if (at is None or min(at, LAST) != wake.wake_at) and await self._unchanged(state):
             self.fault(wake.execution_id, None, f"is due at {wake.wake_at}, and no gate of its wakes then")
 
     async def _order(self) -> None:

@@ -309,6 +309,7 @@ def test_of_two_nodes_that_fork_to_one_id_at_once_one_drives_and_the_other_is_to
 
 
 def test_a_time_that_is_no_lease_is_refused() -> None:
-    for bad in (0, -1, float("nan"), float("inf")):
+    wrong: list[Any] = [0, -1, float("nan"), float("inf"), "x", [30]]
+    for bad in wrong:
         with pytest.raises(lf.BadInputError):
             lf.WorkflowRuntime(lf.MemoryEventStore(), lease_ttl_s=bad)

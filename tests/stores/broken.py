@@ -18,7 +18,16 @@ from loomfast._errors import (
     StaleFenceError,
 )
 from loomfast._kernels import Envelope, State
-from loomfast.stores import Branch, Lease, MemoryEventStore, PositionedEvent, Recovery, Schedule, Wake
+from loomfast.stores import (
+    Branch,
+    EventStore,
+    Lease,
+    MemoryEventStore,
+    PositionedEvent,
+    Recovery,
+    Schedule,
+    Wake,
+)
 from loomfast.stores._memory_branches import MemoryBranchRegistry
 from loomfast.stores._memory_leases import MemoryLeaseStore
 from loomfast.stores._memory_recoveries import MemoryRecoveryStore
@@ -52,6 +61,16 @@ class AcknowledgesBeforeItIsDurable(MemoryEventStore):
     async def append_batch(self, envelopes: Sequence[Envelope]) -> None:
         before, self.late = self.late, envelopes
         await super().append_batch(before)
+
+
+class AnswersThroughItsPrimary(MemoryEventStore):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.left_open = MemoryEventStore(**options)
+
+    @property
+    def primary(self) -> EventStore:
+        return self.left_open if self._shared.closed else self
 
 
 class SwallowsDuplicates(MemoryEventStore):
@@ -153,6 +172,24 @@ class IsSilentAboutWhatWasCut(MemoryEventStore):
             return await super().read_range(execution_id, first, last)
         except PrefixTruncatedError as error:
             return await super().read_range(execution_id, error.first_available, last)
+
+
+class KnowsEveryId(MemoryEventStore):
+    async def read_range(self, execution_id: str, first: int, last: int | None) -> list[Envelope]:
+        return await super().read_range(str(execution_id), first, last)
+
+
+class CountsInMachineWords(MemoryEventStore):
+    async def read_all(self, after: int = 0, *, limit: int = 1000) -> list[PositionedEvent]:
+        if limit >= 2**63:
+            raise OverflowError("int too large to convert")
+        return await super().read_all(after, limit=limit)
+
+
+class WritesNothing(MemoryEventStore):
+    def write(self, envelopes: Sequence[Envelope]) -> None:
+        if envelopes:
+            super().write(envelopes)
 
 
 class CopiesFencesToo(MemoryEventStore):
@@ -282,6 +319,20 @@ class IgnoresVersions(MemoryTimerStore):
     async def put(self, schedule: Schedule) -> Schedule | None:
         known = self._schedules.get(schedule.schedule_id)
         return await super().put(schedule._replace(version=0 if known is None else known.version))
+
+
+class RoundsTimes(MemoryTimerStore):
+    async def put(self, schedule: Schedule) -> Schedule | None:
+        if schedule.next_ms is not None:
+            schedule = schedule._replace(next_ms=int(schedule.next_ms))
+        return await super().put(schedule)
+
+
+class CutsTimesOff(MemoryTimerStore):
+    async def put(self, schedule: Schedule) -> Schedule | None:
+        if isinstance(schedule.next_ms, int):
+            schedule = schedule._replace(next_ms=min(schedule.next_ms, 2**63 - 1))
+        return await super().put(schedule)
 
 
 class CountsVersionsAnew(MemoryTimerStore):

@@ -24,6 +24,7 @@ from loomfast.stores import (
     SqliteEventStore,
     TenantScopedEventStore,
     _spi,
+    _spi_arguments,
     _spi_branches,
     _spi_leases,
     _spi_recoveries,
@@ -256,7 +257,7 @@ class TestReplicaOverCoalescing(WithReplica, EventStoreConformance):
 
 # --- the kit itself ------------------------------------------------------------------------------
 
-CONTRACT = (_spi, _spi_snapshots, _spi_branches, _spi_leases, _spi_recoveries, _spi_timers)
+CONTRACT = (_spi, _spi_snapshots, _spi_branches, _spi_leases, _spi_recoveries, _spi_timers, _spi_arguments)
 
 
 def test_every_numbered_guarantee_is_checked_by_a_test_of_the_kit() -> None:
@@ -265,7 +266,7 @@ def test_every_numbered_guarantee_is_checked_by_a_test_of_the_kit() -> None:
         for module in CONTRACT
         for number in re.findall(r"^ ?(\d+)\. ", module.__doc__ or "", re.M)
     ]
-    assert numbers == list(range(1, 25))
+    assert numbers == list(range(1, 26))
     checked = guarantees_checked(EventStoreConformance)
     assert sorted(checked) == numbers
 

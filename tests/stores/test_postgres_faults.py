@@ -19,6 +19,7 @@ from loomfast._errors import (
     StoreFullError,
     StoreReadError,
     StoreReadOnlyError,
+    StoreUnreachableError,
 )
 from loomfast._kernels import Envelope, fold_events
 from loomfast.stores import PostgresEventStore
@@ -124,12 +125,13 @@ async def test_a_server_that_stays_away_is_an_error_that_names_the_call_and_the_
             await asyncio.to_thread(postgres_server.start)
         for result, kind, named in zip(
             results,
-            [StorageWriteError] * 3 + [StoreReadError] * 2,
+            [StorageWriteError] * 3 + [StoreUnreachableError] * 2,
             [("x", 3), ("y", None), ("k", None), "x", None],
             strict=True,
         ):
             assert isinstance(result, LoomError)
             assert type(result) is kind
+            assert "copy" not in result.hint  # nothing is wrong with what is stored
             assert isinstance(result.__cause__, OSError)
             assert named == (
                 (result.execution_id, result.sequence)

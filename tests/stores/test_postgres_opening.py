@@ -14,6 +14,7 @@ from loomfast._errors import (
     StaleFenceError,
     StorageError,
     StoreMissingError,
+    StoreTooNewError,
 )
 from loomfast.stores import PostgresEventStore, Schedule, SqliteEventStore, open_store
 from loomfast.stores import _postgres_schema as schemas
@@ -96,7 +97,8 @@ async def test_an_older_schema_is_brought_up_to_date_once_and_keeps_its_logs(
         await store.close()
     monkeypatch.undo()
     with pytest.raises(
-        StorageError, match=rf"version {len(newer)}, this loomfast knows {len(newer) - 1} only"
+        StoreTooNewError,
+        match=rf"version {len(newer)}, this loomfast knows {len(newer) - 1} only: upgrade loomfast",
     ):
         await open_postgres()
 
@@ -246,6 +248,8 @@ async def test_a_url_opens_the_store_it_names(
         assert isinstance(store, SqliteEventStore)
     with pytest.raises(StoreMissingError):
         await open_store(str(tmp_path / "b.db"), create=False)
+    with pytest.raises(BadInputError, match="as a text"):
+        await open_store(tmp_path / "c.db")
     async with await open_store(postgres_server.dsn) as store:
         assert isinstance(store, PostgresEventStore)
         assert "schema 'loomfast'" in repr(store)

@@ -15,6 +15,7 @@ from loomfast._errors import (
     StaleFenceError,
     StorageError,
     StoreMissingError,
+    StoreTooNewError,
 )
 from loomfast.stores import SqliteEventStore
 from loomfast.stores import _sqlite_schema as schema
@@ -158,8 +159,11 @@ async def test_a_newer_schema_is_refused_by_its_number(path: Path) -> None:
     connection = foreign(path)
     connection.execute(f"PRAGMA user_version={len(MIGRATIONS) + 1}")
     connection.close()
-    with pytest.raises(StorageError, match=f"schema version {len(MIGRATIONS) + 1}"):
+    with pytest.raises(
+        StoreTooNewError, match=f"schema version {len(MIGRATIONS) + 1}, .* upgrade loomfast"
+    ) as caught:
         await SqliteEventStore.open(path)
+    assert (caught.value.place, caught.value.known) == (str(path), len(MIGRATIONS))
 
 
 async def test_a_path_with_odd_characters_works(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ async def life(store: EventStore, execution_id: str, mark: str) -> None:
 
 
 async def sight(store: EventStore, execution_id: str) -> dict[str, Any]:
-    """Everything that can be seen through a store, save positions and tokens, which are the store's own."""
+    """Everything that can be seen through a store, save what is its own: positions, tokens and versions."""
     fork = f"{execution_id}/fork"
     lease = await store.leases.get(f"{execution_id}/lease")
     snapshot = await store.snapshots.latest(execution_id)
@@ -97,8 +97,8 @@ async def sight(store: EventStore, execution_id: str) -> dict[str, Any]:
         "lease": None if lease is None else (lease.key, lease.owner),
         "accounts": await store.recoveries.list(),
         "wakes": await store.timers.due_wakes(10),
-        "schedules": await store.timers.list(),
-        "due": await store.timers.due_schedules(10),
+        "schedules": [schedule[:3] for schedule in await store.timers.list()],
+        "due": [schedule[:3] for schedule in await store.timers.due_schedules(10)],
     }
 
 

@@ -63,6 +63,8 @@ async def open_store(url: str, *, create: bool = True) -> EventStore:
     The schema of a PostgreSQL store is `loomfast`. Raises `BadInputError` for a URL of another kind, and as
     the `open` of the store.
     """
+    if not isinstance(url, str):
+        raise BadInputError(f"{url!r}: give the store's URL or path as a text")
     if url.startswith(POSTGRES_SCHEMES):
         from loomfast.stores._postgres import PostgresEventStore
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 
 from loomfast import _events as ev
 from loomfast._errors import (
-    BadInputError,
     DuplicateSequenceError,
     MalformedEventError,
     PrefixTruncatedError,
@@ -23,6 +22,7 @@ from loomfast._errors import (
     UnsupportedTypeError,
 )
 from loomfast._kernels import Envelope, decode
+from loomfast.stores._spi_arguments import LAST
 
 NO_EVENT = -1
 
@@ -104,7 +104,7 @@ def _flow_id(event: Envelope) -> str:
 def _wake_at(event: Envelope) -> int | None:
     wake_at = _field(event, "wakeAt")
     # What a 64-bit column cannot hold comes after everything that does.
-    return min(wake_at, 2**63 - 1) if type(wake_at) is int and wake_at >= 0 else None
+    return min(wake_at, LAST) if type(wake_at) is int and wake_at >= 0 else None
 
 
 def _field(event: Envelope, name: str) -> object:
@@ -165,11 +165,3 @@ def check_range(execution_id: str, first: int, last: int | None, cut: int) -> No
     wanted = max(first, 1)
     if wanted < cut and (last is None or wanted <= last):
         raise PrefixTruncatedError(execution_id, wanted, cut)
-
-
-def check_page(after: int, limit: int) -> None:
-    """Refuse a page that no listing has: a position below 0, or a limit below 1."""
-    if after < 0:
-        raise BadInputError(f"after={after}: positions start at 1; give 0 to read from the start")
-    if limit < 1:
-        raise BadInputError(f"limit={limit}: must be 1 or more")

@@ -52,6 +52,7 @@ from loomfast._errors import (
 from loomfast._kernels import Envelope
 from loomfast.stores._decorator import EventStoreDecorator
 from loomfast.stores._spi import EventStore
+from loomfast.stores._spi_arguments import check_some
 
 
 class _Append:
@@ -136,6 +137,7 @@ class CoalescingEventStore(EventStoreDecorator):
         await self._told(self._enter(tuple(envelopes), alone=len(envelopes) == 1))
 
     def write(self, envelopes: Sequence[Envelope]) -> asyncio.Future[Exception | None]:
+        check_some(envelopes)
         told: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
 
         def tell(outcome: asyncio.Future[None]) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 
 from loomfast._errors import BadInputError, BranchExistsError
 from loomfast._kernels import Envelope, decode, encode
+from loomfast.stores._spi_arguments import bounded, check_texts
 from loomfast.stores._spi_branches import ORIGIN, Branch
 
 # The envelope's own fields: they are not other metadata, and are not for a fork to set.
@@ -30,7 +31,8 @@ class Copier:
     def __init__(
         self, source_id: str, target_id: str, through: int, fork_metadata: Mapping[str, object] | None
     ) -> None:
-        if through < 0:
+        check_texts(source_id, target_id)
+        if bounded("through", through) < 0:
             raise BadInputError(f"through={through}: must be 0 or more")
         for name in _RESERVED:
             if fork_metadata is not None and name in fork_metadata:
@@ -63,11 +65,12 @@ class Copier:
 
 def check_branch(name: str, execution_id: str, parent_id: str, cut: int) -> None:
     """Refuse a branch that no lineage can have. Raises `BadInputError`."""
+    check_texts(name, execution_id, parent_id)
     if not name or name == ORIGIN:
         raise BadInputError(f"branch name {name!r}: choose one that is not empty and not {ORIGIN!r}")
     if execution_id == parent_id:
         raise BadInputError(f"execution {execution_id!r} cannot be a branch of itself")
-    if cut < 0:
+    if bounded("cut", cut) < 0:
         raise BadInputError(f"cut={cut}: must be 0 or more")
 
 
@@ -93,5 +96,5 @@ def there_already(
 
 def check_cut(before: int) -> None:
     """Refuse a cut that no log has."""
-    if before < 0:
+    if bounded("before", before) < 0:
         raise BadInputError(f"before={before}: must be 0 or more")

@@ -20,7 +20,7 @@ from loomfast._errors import (
     UnknownExecutionError,
 )
 from loomfast._kernels import Envelope, State, fold_events
-from loomfast.stores._admission import NO_EVENT, admit, check_page, check_range
+from loomfast.stores._admission import NO_EVENT, admit, check_range
 from loomfast.stores._forking import Copier, check_branch, check_cut
 from loomfast.stores._memory_branches import MemoryBranchRegistry
 from loomfast.stores._memory_leases import MemoryLeaseStore
@@ -29,6 +29,7 @@ from loomfast.stores._memory_shared import Shared
 from loomfast.stores._memory_snapshots import MemorySnapshotStore
 from loomfast.stores._memory_timers import MemoryTimerStore
 from loomfast.stores._spi import EventStore, ExecutionSummary, PositionedEvent
+from loomfast.stores._spi_arguments import check_some, check_texts, limit_of, position_of, range_of
 
 # How many events are folded, or copied, before the event loop gets its turn.
 _SLICE = 1_000
@@ -80,11 +81,12 @@ class MemoryEventStore(EventStore):
         self._admit(envelopes)
 
     def write(self, envelopes: Sequence[Envelope]) -> None:
+        check_some(envelopes)
         self._admit(envelopes)
 
     def _admit(self, envelopes: Sequence[Envelope]) -> None:
         with self._shared.lock:
-            self._shared.check_open(envelopes[0].execution_id if envelopes else None)
+            self._shared.check_open(*(event.execution_id for event in envelopes[:1]))
             self._append(envelopes)
 
     def _append(self, envelopes: Sequence[Envelope]) -> None:
@@ -109,6 +111,7 @@ class MemoryEventStore(EventStore):
         self._order.extend(envelopes)
 
     async def read_range(self, execution_id: str, first: int, last: int | None) -> list[Envelope]:
+        first, last = range_of(first, last)
         with self._shared.lock:
             self._shared.check_open(execution_id)
             return self._range(execution_id, first, last)
@@ -139,10 +142,11 @@ class MemoryEventStore(EventStore):
     async def list_executions(
         self, *, status: str | None = None, after: int = 0, limit: int = 100
     ) -> list[ExecutionSummary]:
-        check_page(after, limit)
+        after, limit = position_of(after), limit_of(limit)
         page: list[ExecutionSummary] = []
         with self._shared.lock:
-            self._shared.check_open(None)
+            self._shared.check_open()
+            check_texts("" if status is None else status)
             for number in range(after + 1, len(self._listing) + 1):
                 execution_id = self._listing[number - 1]
                 head = self._shared.heads[execution_id]
@@ -163,9 +167,9 @@ class MemoryEventStore(EventStore):
             return head.fence
 
     async def read_all(self, after: int = 0, *, limit: int = 1000) -> list[PositionedEvent]:
-        check_page(after, limit)
+        after, limit = position_of(after), limit_of(limit)
         with self._shared.lock:
-            self._shared.check_open(None)
+            self._shared.check_open()
             page: list[PositionedEvent] = []
             for place in range(after, len(self._order)):
                 event = self._order[place]

@@ -40,7 +40,7 @@ class MemoryBranchRegistry(BranchRegistry):
 
     async def get(self, origin_id: str, name: str) -> Branch | None:
         with self._shared.lock:
-            self._shared.check_open(origin_id)
+            self._shared.check_open(origin_id, name)
             branch = self._lineages.get(origin_id, {}).get(name)
             return None if branch is None else self._shown(branch)
 
@@ -71,7 +71,7 @@ class MemoryBranchRegistry(BranchRegistry):
 
     async def promote(self, origin_id: str, name: str) -> Branch:
         with self._shared.lock:
-            self._shared.check_open(origin_id)
+            self._shared.check_open(origin_id, name)
             branch = self._lineages.get(origin_id, {}).get(name)
             if branch is None:
                 raise UnknownBranchError(origin_id, name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loomfast.stores._memory_shared import Shared
-from loomfast.stores._spi_leases import Lease, LeaseStore, check_lease, check_ttl, first_key
+from loomfast.stores._spi_leases import Lease, LeaseStore, check_keys, check_lease, check_ttl, named
 
 
 class MemoryLeaseStore(LeaseStore):
@@ -35,25 +35,26 @@ class MemoryLeaseStore(LeaseStore):
         check_ttl(ttl_s)
         renewed: list[Lease] = []
         with self._shared.lock:
-            self._shared.check_open(None)
-            for lease in leases:
-                held = self._held(lease.key)
-                if held is not None and held.token == lease.token:
-                    self._kept[lease.key] = held._replace(expires_ms=self._until(ttl_s))
-                    renewed.append(self._kept[lease.key])
+            self._shared.check_open()
+            for key, token in named(leases):
+                held = self._held(key)
+                if held is not None and held.token == token:
+                    self._kept[key] = held._replace(expires_ms=self._until(ttl_s))
+                    renewed.append(self._kept[key])
         return renewed
 
     async def release(self, leases: Sequence[Lease]) -> None:
         with self._shared.lock:
-            self._shared.check_open(None)
-            for lease in leases:
-                held = self._held(lease.key)
-                if held is not None and held.token == lease.token:
-                    del self._kept[lease.key]
+            self._shared.check_open()
+            for key, token in named(leases):
+                held = self._held(key)
+                if held is not None and held.token == token:
+                    del self._kept[key]
 
     async def held(self, keys: Sequence[str]) -> list[Lease]:
+        check_keys(keys)
         with self._shared.lock:
-            self._shared.check_open(first_key(keys))
+            self._shared.check_open(*keys[:1])
             return [lease for lease in map(self._held, keys) if lease is not None]
 
     def _until(self, ttl_s: float) -> int:

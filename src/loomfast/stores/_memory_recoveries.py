@@ -7,9 +7,10 @@ it shares with the event store.
 from __future__ import annotations
 
 from loomfast._errors import UnknownExecutionError
-from loomfast.stores._admission import NO_EVENT, check_page
+from loomfast.stores._admission import NO_EVENT
 from loomfast.stores._memory_shared import Shared
-from loomfast.stores._spi_recoveries import Accounts, Recovery, RecoveryStore
+from loomfast.stores._spi_arguments import limit_of
+from loomfast.stores._spi_recoveries import Accounts, Recovery, RecoveryStore, check_recovery
 
 
 class MemoryRecoveryStore(RecoveryStore):
@@ -25,6 +26,7 @@ class MemoryRecoveryStore(RecoveryStore):
             return self._kept.get(execution_id)
 
     async def put(self, recovery: Recovery) -> None:
+        check_recovery(recovery)
         with self._shared.lock:
             self._shared.check_open(recovery.execution_id)
             self._number(recovery.execution_id)
@@ -36,9 +38,9 @@ class MemoryRecoveryStore(RecoveryStore):
             return self._kept.pop(execution_id, None) is not None
 
     async def list(self, *, after: str | None = None, limit: int = 100) -> Accounts:
-        check_page(0, limit)
+        limit = limit_of(limit)
         with self._shared.lock:
-            self._shared.check_open(None)
+            self._shared.check_open(*(() if after is None else (after,)))
             behind = 0 if after is None else self._number(after)
             found = [
                 (number, account)

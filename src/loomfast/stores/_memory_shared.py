@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from loomfast._errors import StoreClosedError
 from loomfast.stores._admission import Head
+from loomfast.stores._spi_arguments import check_texts
 
 
 class Shared:
@@ -23,10 +24,14 @@ class Shared:
         self.heads: dict[str, Head] = {}
         self.cuts: dict[str, int] = {}
 
-    def check_open(self, execution_id: str | None) -> None:
-        """Raise `StoreClosedError` after the store's `close`."""
+    def check_open(self, *texts: str) -> None:
+        """Refuse a call after the store's `close`, and one whose ids or names are no texts.
+
+        Raises `StoreClosedError` for the first of them, and `BadInputError`.
+        """
+        check_texts(*texts)
         if self.closed:
-            raise StoreClosedError(execution_id, "the memory store has been closed")
+            raise StoreClosedError(texts[0] if texts else None, "the memory store has been closed")
 
     def head(self, execution_id: str) -> Head:
         """Where an execution stands."""

@@ -10,6 +10,7 @@ from loomfast._core.snapshots import Snapshot, is_sound
 from loomfast._errors import BadSnapshotError, BeyondLogError, SnapshotNeededError, UnknownExecutionError
 from loomfast.stores._admission import NO_EVENT
 from loomfast.stores._memory_shared import Shared
+from loomfast.stores._spi_arguments import LAST, bounded
 from loomfast.stores._spi_snapshots import Faults, SnapshotStore, SnapshotSummary, Summaries
 
 
@@ -32,10 +33,11 @@ class MemorySnapshotStore(SnapshotStore):
             self._kept.setdefault(snapshot.execution_id, {})[snapshot.sequence] = snapshot
 
     async def latest(self, execution_id: str, at_most: int | None = None) -> Snapshot | None:
+        at_most = LAST if at_most is None else bounded("at_most", at_most)
         with self._shared.lock:
             self._shared.check_open(execution_id)
             kept = self._kept.get(execution_id, {})
-            sequences = [sequence for sequence in kept if at_most is None or sequence <= at_most]
+            sequences = [sequence for sequence in kept if sequence <= at_most]
             return kept[max(sequences)] if sequences else None
 
     async def list(self, execution_id: str) -> Summaries:
@@ -48,6 +50,7 @@ class MemorySnapshotStore(SnapshotStore):
         ]
 
     async def delete(self, execution_id: str, below: int) -> int:
+        below = bounded("below", below)
         with self._shared.lock:
             self._shared.check_open(execution_id)
             kept = self._kept.get(execution_id, {})
@@ -61,7 +64,7 @@ class MemorySnapshotStore(SnapshotStore):
 
     async def verify(self, execution_id: str | None = None) -> Faults:
         with self._shared.lock:
-            self._shared.check_open(execution_id)
+            self._shared.check_open(*(() if execution_id is None else (execution_id,)))
             wanted = list(self._kept) if execution_id is None else [execution_id]
             snapshots = [s for name in wanted for _, s in sorted(self._kept.get(name, {}).items())]
         faults: Faults = []

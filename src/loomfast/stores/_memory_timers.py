@@ -10,9 +10,17 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 
-from loomfast.stores._admission import check_page
 from loomfast.stores._memory_shared import Shared
-from loomfast.stores._spi_timers import Schedule, Schedules, TimerStore, Wake, check_schedule, due_mark
+from loomfast.stores._spi_arguments import bounded, limit_of
+from loomfast.stores._spi_timers import (
+    Schedule,
+    Schedules,
+    TimerStore,
+    Wake,
+    check_schedule,
+    due_mark,
+    wake_mark,
+)
 
 
 class MemoryTimerStore(TimerStore):
@@ -39,34 +47,31 @@ class MemoryTimerStore(TimerStore):
             insort(self._order, (wake_at, number, execution_id))
 
     async def due_wakes(self, at_ms: int, *, after: Wake | None = None, limit: int = 100) -> list[Wake]:
-        check_page(0, limit)
+        at_ms, limit, mark = bounded("at_ms", at_ms), limit_of(limit), wake_mark(after)
         with self._shared.lock:
-            self._shared.check_open(None)
-            first = 0
-            if after is not None:
-                number = self._shared.head(after.execution_id).number
-                first = bisect_right(self._order, (after.wake_at, number, after.execution_id))
+            self._shared.check_open()
+            number = self._shared.head(mark.execution_id).number
+            first = bisect_right(self._order, (mark.wake_at, number, mark.execution_id))
             found = self._order[first : first + limit]
         return [Wake(execution_id, wake_at) for wake_at, _, execution_id in found if wake_at <= at_ms]
 
     async def due_schedules(
         self, at_ms: int, *, after: Schedule | None = None, limit: int = 100
     ) -> Schedules:
-        check_page(0, limit)
-        mark = due_mark(after)
+        at_ms, limit, mark = bounded("at_ms", at_ms), limit_of(limit), due_mark(after)
         with self._shared.lock:
-            self._shared.check_open(None)
+            self._shared.check_open()
             due = sorted(
                 ((schedule.next_ms, schedule.schedule_id), schedule)
                 for schedule in self._schedules.values()
                 if schedule.next_ms is not None and schedule.next_ms <= at_ms
             )
-        return [schedule for place, schedule in due if mark is None or place > mark][:limit]
+        return [schedule for place, schedule in due if place > mark][:limit]
 
     async def put(self, schedule: Schedule) -> Schedule | None:
         check_schedule(schedule)
         with self._shared.lock:
-            self._shared.check_open(None)
+            self._shared.check_open()
             known = self._schedules.get(schedule.schedule_id)
             if schedule.version != (0 if known is None else known.version):
                 return None
@@ -76,17 +81,17 @@ class MemoryTimerStore(TimerStore):
 
     async def get(self, schedule_id: str) -> Schedule | None:
         with self._shared.lock:
-            self._shared.check_open(None)
+            self._shared.check_open(schedule_id)
             return self._schedules.get(schedule_id)
 
     async def delete(self, schedule_id: str) -> bool:
         with self._shared.lock:
-            self._shared.check_open(None)
+            self._shared.check_open(schedule_id)
             return self._schedules.pop(schedule_id, None) is not None
 
     async def list(self, *, after: str = "", limit: int = 100) -> Schedules:
-        check_page(0, limit)
+        limit = limit_of(limit)
         with self._shared.lock:
-            self._shared.check_open(None)
+            self._shared.check_open(after)
             ids = sorted(schedule_id for schedule_id in self._schedules if schedule_id > after)
             return [self._schedules[schedule_id] for schedule_id in ids[:limit]]

@@ -38,7 +38,7 @@ except ModuleNotFoundError as missing:
 from loomfast._kernels import Envelope, State
 from loomfast.stores import _postgres_reader as reader
 from loomfast.stores import _postgres_schema as schemas
-from loomfast.stores._admission import check_page, refuse_unstorable
+from loomfast.stores._admission import refuse_unstorable
 from loomfast.stores._forking import Copier, check_branch, check_cut
 from loomfast.stores._postgres_branches import PostgresBranchRegistry
 from loomfast.stores._postgres_compaction import CopyPrefix, truncate_prefix
@@ -60,6 +60,7 @@ from loomfast.stores._postgres_timers import PostgresTimerStore
 from loomfast.stores._postgres_waking import Listener
 from loomfast.stores._postgres_writer import Task, Write, Writer
 from loomfast.stores._spi import EventStore, ExecutionSummary, PositionedEvent
+from loomfast.stores._spi_arguments import check_some, check_texts, limit_of, position_of, range_of
 from loomfast.stores._threads import Call
 
 T = TypeVar("T")
@@ -115,7 +116,8 @@ class PostgresEventStore(EventStore):
 
         Raises `BadInputError` for the arguments, `StoreMissingError` where there is no such database, or no
         schema and `create` is off, `NotAStoreError` for a schema that is not loomfast's (it is not changed),
-        `StorageError` (with its cause) when the server cannot be reached or the schema is a newer version's.
+        `StoreTooNewError` for a newer version's, `StorageError` (with its cause) when the server cannot be
+        reached.
         """
         schemas.check_name(schema)
         if synchronous_commit not in _LEVELS:
@@ -163,6 +165,7 @@ class PostgresEventStore(EventStore):
         await self._submit(self._writer.append(envelopes))
 
     def write(self, envelopes: Sequence[Envelope]) -> asyncio.Future[Exception | None]:
+        check_some(envelopes)
         self._check_usable(envelopes[0].execution_id)
         refuse_unstorable(envelopes)
         call = self._writer.append(envelopes)
@@ -190,6 +193,7 @@ class PostgresEventStore(EventStore):
         return PostgresTimerStore(self)
 
     async def read_range(self, execution_id: str, first: int, last: int | None) -> list[Envelope]:
+        first, last = range_of(first, last)
         return await self._look(
             execution_id, partial(reader.read_range, execution_id=execution_id, first=first, last=last)
         )
@@ -204,7 +208,8 @@ class PostgresEventStore(EventStore):
     async def list_executions(
         self, *, status: str | None = None, after: int = 0, limit: int = 100
     ) -> list[ExecutionSummary]:
-        check_page(after, limit)
+        after, limit = position_of(after), limit_of(limit)
+        check_texts("" if status is None else status)
         return await self._look(
             None, partial(reader.list_executions, status=status, after=after, limit=limit)
         )
@@ -215,7 +220,7 @@ class PostgresEventStore(EventStore):
         return token
 
     async def read_all(self, after: int = 0, *, limit: int = 1000) -> list[PositionedEvent]:
-        check_page(after, limit)
+        after, limit = position_of(after), limit_of(limit)
         return await self._look(None, partial(reader.read_all, after=after, limit=limit))
 
     async def truncate_prefix(self, execution_id: str, before: int) -> int:
@@ -240,6 +245,7 @@ class PostgresEventStore(EventStore):
 
     def watch(self, execution_id: str, wake: Callable[[], None]) -> Callable[[], None]:
         """As the contract says, by LISTEN and NOTIFY. `wake` is called on the store's home loop."""
+        check_texts(execution_id)
         self._check_usable(execution_id)
         self._loop.call_soon_threadsafe(self._listener.watch, execution_id, wake)
         return partial(self._unwatch, execution_id, wake)

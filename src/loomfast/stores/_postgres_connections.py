@@ -31,6 +31,7 @@ from loomfast._errors import (
     StoreFullError,
     StoreReadError,
     StoreReadOnlyError,
+    StoreUnreachableError,
 )
 from loomfast.stores._postgres_schema import quoted
 
@@ -210,7 +211,11 @@ def write_error(
 def read_error(execution_id: str | None, cause: Exception) -> StoreReadError:
     """The error of a read, for what the driver has raised."""
     about = "the store" if execution_id is None else f"execution {execution_id!r}"
-    kind = StoreCorruptError if isinstance(cause, CORRUPT) else StoreReadError
+    kind = StoreReadError
+    if isinstance(cause, CORRUPT):
+        kind = StoreCorruptError
+    elif is_lost(cause):
+        kind = StoreUnreachableError
     error = kind(execution_id, f"{about} cannot be read: {type(cause).__name__}: {cause}")
     error.__cause__ = cause
     return error

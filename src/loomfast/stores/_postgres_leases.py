@@ -11,7 +11,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from loomfast.stores._postgres_rows import key_of, load_text, store_text
-from loomfast.stores._spi_leases import Lease, LeaseStore, check_lease, check_ttl, first_key
+from loomfast.stores._spi_leases import (
+    Lease,
+    LeaseStore,
+    check_keys,
+    check_lease,
+    check_ttl,
+    first_key,
+    named,
+)
 
 if TYPE_CHECKING:
     from loomfast.stores._postgres import PostgresEventStore
@@ -60,6 +68,7 @@ class PostgresLeaseStore(LeaseStore):
         await self._store._write(None, lambda connection: connection.execute(_RELEASE, *wanted), repeat=True)
 
     async def held(self, keys: Sequence[str]) -> list[Lease]:
+        check_keys(keys)
         stored = [key_of(key) for key in keys]
         rows: Any = await self._store._read(
             first_key(keys), lambda connection: connection.fetch(_HELD, stored)
@@ -74,5 +83,5 @@ def _ms(ttl_s: float) -> int:
 
 def _in_order(leases: Sequence[Lease]) -> tuple[list[bytes], list[int]]:
     """Keys and tokens, in one order for all: so two that lock the same rows do not lock each other out."""
-    pairs = sorted((key_of(lease.key), lease.token) for lease in leases)
+    pairs = sorted((key_of(key), token) for key, token in named(leases))
     return [key for key, _ in pairs], [token for _, token in pairs]

@@ -27,6 +27,7 @@ from loomfast.stores._postgres_connections import AnyConnection
 from loomfast.stores._postgres_rows import key_and_long, key_of, load_text, place_of, store_text, to_row
 from loomfast.stores._postgres_schema import APPEND_PARAMETERS, HEAD_COLUMNS
 from loomfast.stores._postgres_waking import payloads_of
+from loomfast.stores._spi_arguments import check_texts
 from loomfast.stores._threads import Call
 
 MAX_HEADS: Final = 10_000
@@ -74,6 +75,7 @@ class AcquireFence(Call):
     __slots__ = ("execution_id",)
 
     def __init__(self, execution_id: str) -> None:
+        check_texts(execution_id)
         super().__init__()
         self.execution_id = execution_id
 

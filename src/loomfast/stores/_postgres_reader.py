@@ -23,7 +23,6 @@ from loomfast._kernels import Envelope, State, fold_rows
 from loomfast.stores._admission import NO_EVENT, check_range
 from loomfast.stores._postgres_connections import AnyConnection
 from loomfast.stores._postgres_rows import (
-    LAST,
     READ_COLUMNS,
     folded_checksum,
     key_of,
@@ -33,6 +32,7 @@ from loomfast.stores._postgres_rows import (
     to_event,
 )
 from loomfast.stores._spi import ExecutionSummary, PositionedEvent
+from loomfast.stores._spi_arguments import LAST
 from loomfast.stores._unreadable import damaged, incomplete
 
 T = TypeVar("T")
@@ -104,7 +104,7 @@ async def _page(
     Raises `PrefixTruncatedError` and `StoreReadError` for a page that is not all there.
     """
     size = pages.size
-    low, high = min(max(first, 0), LAST), LAST if last is None else min(last, LAST)
+    low, high = max(first, 0), LAST if last is None else last
     found = await use(lambda connection: connection.fetch(sql, key_of(execution_id), low, high, size))
     if not found:
         return [], True
@@ -165,7 +165,7 @@ async def last_sequence(use: Use, execution_id: str) -> int | None:
 
 
 async def list_executions(use: Use, status: str | None, after: int, limit: int) -> list[ExecutionSummary]:
-    page = min(after, LAST), min(limit, LAST)
+    page = after, limit
     if status is None:
         rows = await use(lambda connection: connection.fetch(_LIST_ALL, *page))
     elif "\x00" in status or not status.isascii():
@@ -181,7 +181,6 @@ async def list_executions(use: Use, status: str | None, after: int, limit: int) 
 async def read_all(use: Use, after: int, limit: int) -> list[PositionedEvent]:
     page: list[PositionedEvent] = []
     pages = Pages(limit)
-    after = min(after, LAST)
     while True:
         rows = await use(partial(_fetch, sql=_ALL, arguments=(after, pages.size)))
         some, fault = await aside(partial(_positioned, rows), len(rows))

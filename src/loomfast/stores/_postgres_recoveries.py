@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from loomfast._errors import UnknownExecutionError
-from loomfast.stores._admission import check_page
-from loomfast.stores._postgres_rows import LAST, key_of, load_text, store_text
-from loomfast.stores._spi_recoveries import Accounts, Recovery, RecoveryStore
+from loomfast.stores._postgres_rows import key_of, load_text, store_text
+from loomfast.stores._spi_arguments import limit_of
+from loomfast.stores._spi_recoveries import Accounts, Recovery, RecoveryStore, check_recovery
 
 if TYPE_CHECKING:
     from loomfast.stores._postgres import PostgresEventStore
@@ -48,6 +48,7 @@ class PostgresRecoveryStore(RecoveryStore):
         return None if row is None else _recovery(row)
 
     async def put(self, recovery: Recovery) -> None:
+        check_recovery(recovery)
         set_aside = None if recovery.set_aside is None else store_text(recovery.set_aside)
         arguments = (
             key_of(recovery.execution_id),
@@ -69,7 +70,7 @@ class PostgresRecoveryStore(RecoveryStore):
         return bool(gone)
 
     async def list(self, *, after: str | None = None, limit: int = 100) -> Accounts:
-        check_page(0, limit)
+        limit = limit_of(limit)
         behind = 0
         if after is not None:
             number: Any = await self._store._read(
@@ -78,9 +79,7 @@ class PostgresRecoveryStore(RecoveryStore):
             if number is None:
                 raise UnknownExecutionError(after)
             behind = number
-        rows: Any = await self._store._read(
-            None, lambda connection: connection.fetch(_LIST, behind, min(limit, LAST))
-        )
+        rows: Any = await self._store._read(None, lambda connection: connection.fetch(_LIST, behind, limit))
         return [_recovery(row) for row in rows]
 
 

@@ -28,15 +28,13 @@ from typing import Any, Final, TypeAlias
 from loomfast import _events as ev
 from loomfast._errors import StoreReadError
 from loomfast._kernels import Envelope
+from loomfast.stores._spi_arguments import check_texts
 from loomfast.stores._unreadable import damaged
 
 # The columns of an event in the order of `to_row`; its execution's number and its position are the server's.
 READ_COLUMNS: Final = "sequence, kind, stamp, subject, fence, timestamp, checksum, extra, body"
 
 Row: TypeAlias = tuple[int, int, int | None, bytes | None, int | None, int, int, bytes | None, bytes]
-
-# What bigint holds; what is asked for beyond it is not there.
-LAST: Final = 2**63 - 1
 
 _LONGEST_KEY: Final = 512
 _FOLDED: Final = struct.Struct(">qhqi")
@@ -45,7 +43,9 @@ _ABSENT: Final = -1
 
 
 def store_text(text: str) -> bytes:
-    """The form of a text that PostgreSQL can hold."""
+    """The form of a text that PostgreSQL can hold. Raises `BadInputError` for what is none."""
+    if not isinstance(text, str):
+        check_texts(text)
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -56,12 +56,12 @@ def load_text(value: bytes) -> str:
 
 def key_of(text: str) -> bytes:
     """What a text is looked up by."""
-    return _key(text.encode("utf-8", "surrogatepass"))
+    return _key(store_text(text))
 
 
 def key_and_long(text: str) -> tuple[bytes, bytes | None]:
     """The key of a text, and its bytes where the key is not them: `coalesce(long, key)` is the text."""
-    stored = text.encode("utf-8", "surrogatepass")
+    stored = store_text(text)
     return _key(stored), stored if len(stored) > _LONGEST_KEY else None
 
 

@@ -32,7 +32,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from loomfast._errors import BadInputError, NotAStoreError, StorageError, StoreMissingError
+from loomfast._errors import BadInputError, NotAStoreError, StoreMissingError, StoreTooNewError
 
 APPLICATION: Final = "loomfast"
 # The first halves of our advisory locks: "LOOM", and a number of its own for migrations.
@@ -252,7 +252,7 @@ async def prepare(connection: asyncpg.Connection[Any], place: str, schema: str, 
     """Make the tables of this version, or bring an older version's up to date.
 
     Raises `StoreMissingError` where nothing is and `create` is off, `NotAStoreError` for a schema of somebody
-    else's (which is not changed), `StorageError` for a newer version's.
+    else's (which is not changed), `StoreTooNewError` for a newer version's.
     """
     version = await _version(connection, place, schema)
     if version == 0 and not create:
@@ -296,7 +296,5 @@ async def _version(connection: asyncpg.Connection[Any], place: str, schema: str)
         raise NotAStoreError(place, "is not loomfast's schema but another application's")
     version = int(about[0]["version"])
     if version > len(MIGRATIONS):
-        raise StorageError(
-            None, f"{place}: has schema version {version}, this loomfast knows {len(MIGRATIONS)} only"
-        )
+        raise StoreTooNewError(place, version, len(MIGRATIONS))
     return version

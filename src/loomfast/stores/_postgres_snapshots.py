@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from loomfast._core.snapshots import Snapshot, is_sound
 from loomfast._errors import BadSnapshotError, BeyondLogError, SnapshotNeededError, UnknownExecutionError
 from loomfast.stores._postgres_connections import AnyConnection
-from loomfast.stores._postgres_rows import LAST, key_of, load_text, store_text
+from loomfast.stores._postgres_rows import key_of, load_text, store_text
+from loomfast.stores._spi_arguments import LAST, bounded
 from loomfast.stores._spi_snapshots import Faults, SnapshotStore, SnapshotSummary, Summaries
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class PostgresSnapshotStore(SnapshotStore):
             saved = await connection.fetchval(
                 _SAVE,
                 key_of(execution_id),
-                min(sequence, LAST),
+                bounded("sequence", sequence),
                 store_text(snapshot.schema_version),
                 store_text(snapshot.checksum),
                 snapshot.body,
@@ -71,7 +72,7 @@ class PostgresSnapshotStore(SnapshotStore):
         await self._store._change(execution_id, save, repeat=True)
 
     async def latest(self, execution_id: str, at_most: int | None = None) -> Snapshot | None:
-        bound = LAST if at_most is None else max(min(at_most, LAST), -1)
+        bound = LAST if at_most is None else bounded("at_most", at_most)
         row: Any = await self._store._read(
             execution_id, lambda connection: connection.fetchrow(_LATEST, key_of(execution_id), bound)
         )
@@ -87,6 +88,8 @@ class PostgresSnapshotStore(SnapshotStore):
         ]
 
     async def delete(self, execution_id: str, below: int) -> int:
+        below = bounded("below", below)
+
         async def delete(connection: AnyConnection) -> int:
             found = await lock_head(connection, execution_id)
             if found is None:
@@ -95,7 +98,7 @@ class PostgresSnapshotStore(SnapshotStore):
             rows = await connection.fetch(
                 "DELETE FROM snapshots WHERE execution = $1 AND sequence < $2 RETURNING true",
                 number,
-                max(min(below, LAST), -1),
+                below,
             )
             if rows and cut > 1 and not await is_covered(connection, number, execution_id, cut - 1):
                 raise SnapshotNeededError(execution_id, cut - 1)
@@ -141,7 +144,7 @@ async def lock_head(connection: AnyConnection, execution_id: str) -> tuple[int, 
 
 async def is_covered(connection: AnyConnection, number: int, execution_id: str, sequence: int) -> bool:
     """Whether a sound snapshot holds what the log does up to `sequence`."""
-    for (kept,) in await connection.fetch(_COVERING, number, min(sequence, LAST)):
+    for (kept,) in await connection.fetch(_COVERING, number, sequence):
         row = await connection.fetchrow(_ONE, number, kept)
         if row is not None and is_sound(_snapshot(execution_id, row)):
             return True

@@ -8,9 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from loomfast.stores._admission import check_page
-from loomfast.stores._postgres_rows import LAST, key_and_long, key_of, load_text, store_text
-from loomfast.stores._spi_timers import Schedule, Schedules, TimerStore, Wake, check_schedule, due_mark
+from loomfast.stores._postgres_rows import key_and_long, key_of, load_text, store_text
+from loomfast.stores._spi_arguments import bounded, limit_of
+from loomfast.stores._spi_timers import (
+    Schedule,
+    Schedules,
+    TimerStore,
+    Wake,
+    check_schedule,
+    due_mark,
+    wake_mark,
+)
 
 if TYPE_CHECKING:
     from loomfast.stores._postgres import PostgresEventStore
@@ -39,7 +47,6 @@ _LIST: Final = (
     f"SELECT {_COLUMNS} FROM schedules WHERE coalesce(long_id, key) > $1"
     " ORDER BY coalesce(long_id, key) LIMIT $2"
 )
-_EARLIEST: Final = -(2**63)
 
 
 class PostgresTimerStore(TimerStore):
@@ -50,24 +57,24 @@ class PostgresTimerStore(TimerStore):
         self._store = store
 
     async def due_wakes(self, at_ms: int, *, after: Wake | None = None, limit: int = 100) -> list[Wake]:
-        check_page(0, limit)
-        behind = (_EARLIEST, 0)
+        at_ms, limit, mark = bounded("at_ms", at_ms), limit_of(limit), wake_mark(after)
+        number: Any = 0
         if after is not None:
-            number: Any = await self._store._read(
-                after.execution_id,
-                lambda connection: connection.fetchval(_NUMBER, key_of(after.execution_id)),
+            number = await self._store._read(
+                mark.execution_id,
+                lambda connection: connection.fetchval(_NUMBER, key_of(mark.execution_id)),
             )
-            behind = after.wake_at, number or 0
-        rows = await self._read(_WAKES, _clamped(at_ms), *behind, min(limit, LAST))
+        rows = await self._read(_WAKES, at_ms, mark.wake_at, number or 0, limit)
         return [Wake(load_text(execution_id), wake_at) for execution_id, wake_at in rows]
 
     async def due_schedules(
         self, at_ms: int, *, after: Schedule | None = None, limit: int = 100
     ) -> Schedules:
-        check_page(0, limit)
-        next_ms, schedule_id = due_mark(after) or (_EARLIEST, "")
-        behind = _clamped(next_ms), store_text(schedule_id)
-        return [_schedule(row) for row in await self._read(_DUE, _clamped(at_ms), *behind, min(limit, LAST))]
+        next_ms, schedule_id = due_mark(after)
+        rows = await self._read(
+            _DUE, bounded("at_ms", at_ms), next_ms, store_text(schedule_id), limit_of(limit)
+        )
+        return [_schedule(row) for row in rows]
 
     async def put(self, schedule: Schedule) -> Schedule | None:
         check_schedule(schedule)
@@ -86,18 +93,13 @@ class PostgresTimerStore(TimerStore):
         return bool(await self._write(_DELETE, key_of(schedule_id)))
 
     async def list(self, *, after: str = "", limit: int = 100) -> Schedules:
-        check_page(0, limit)
-        return [_schedule(row) for row in await self._read(_LIST, store_text(after), min(limit, LAST))]
+        return [_schedule(row) for row in await self._read(_LIST, store_text(after), limit_of(limit))]
 
     async def _read(self, sql: str, *arguments: object) -> Any:
         return await self._store._read(None, lambda connection: connection.fetch(sql, *arguments))
 
     async def _write(self, sql: str, *arguments: object) -> Any:
         return await self._store._write(None, lambda connection: connection.fetchval(sql, *arguments))
-
-
-def _clamped(at_ms: int) -> int:
-    return max(_EARLIEST, min(at_ms, LAST))
 
 
 def _schedule(row: Any) -> Schedule:

@@ -2,7 +2,8 @@
 
 What lives here: `EventStore` and the values its methods return. What every event store has one of
 (`SnapshotStore`, `BranchRegistry`, `LeaseStore`, `RecoveryStore`, `TimerStore`) is in the files beside this
-one, in that order, and they go on numbering the guarantees. What must not: any store.
+one, in that order, and they go on numbering the guarantees; the last is of arguments (`_spi_arguments.py`).
+What must not: any store.
 
 The guarantees, each with tests in `loomfast.testing.conformance` that run on any store:
 
@@ -38,6 +39,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from loomfast._kernels import Envelope, State, fold_events
+from loomfast.stores._spi_arguments import check_some
 from loomfast.stores._spi_branches import BranchRegistry
 from loomfast.stores._spi_leases import LeaseStore
 from loomfast.stores._spi_recoveries import RecoveryStore
@@ -105,8 +107,9 @@ class EventStore(ABC):
         None if it is durable already. Otherwise a future of what `append` would raise, as its result, or None
         once it is durable. Raises what can be told without waiting. Cancelling the future recalls nothing.
 
-        A store overrides this to do without a task for each append.
+        A store overrides this to do without a task for each append. Raises `BadInputError` for no events.
         """
+        check_some(envelopes)
         return asyncio.get_running_loop().create_task(self._outcome(envelopes))
 
     async def _outcome(self, envelopes: Sequence[Envelope]) -> Exception | None:

@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from loomfast._errors import BadInputError
+from loomfast.stores._spi_arguments import bounded, check_texts
 
 # A hundred years: what is longer is a mistake, and would leave the calendar.
 _LONGEST_S: Final = 100 * 365 * 86_400
@@ -84,8 +85,23 @@ def first_key(keys: Sequence[str]) -> str | None:
     return keys[0] if keys else None
 
 
+def check_keys(keys: Sequence[str]) -> None:
+    """Refuse keys that no lease has. Raises `BadInputError`."""
+    if isinstance(keys, str):
+        raise BadInputError(f"keys={keys!r}: give a sequence of keys, not one")
+    check_texts(*keys)
+
+
+def named(leases: Sequence[Lease]) -> list[tuple[str, int]]:
+    """The keys and tokens of leases. Raises `BadInputError` for those that no store has given."""
+    for lease in leases:
+        check_texts(lease.key, lease.owner)
+    return [(lease.key, bounded("token", lease.token)) for lease in leases]
+
+
 def check_lease(key: str, owner: str, ttl_s: float) -> None:
     """Refuse a lease that no store takes. Raises `BadInputError`."""
+    check_texts(key, owner)
     if not key or not owner:
         raise BadInputError(f"lease on {key!r} for {owner!r}: name both")
     check_ttl(ttl_s)
@@ -93,5 +109,5 @@ def check_lease(key: str, owner: str, ttl_s: float) -> None:
 
 def check_ttl(ttl_s: float) -> None:
     """Refuse a time that no lease lasts. Raises `BadInputError`."""
-    if not 0 < ttl_s < _LONGEST_S:
-        raise BadInputError(f"ttl_s={ttl_s}: must be a number of seconds above 0, and below {_LONGEST_S}")
+    if not isinstance(ttl_s, int | float) or not 0 < ttl_s < _LONGEST_S:
+        raise BadInputError(f"ttl_s={ttl_s!r}: must be a number of seconds above 0, and below {_LONGEST_S}")

@@ -14,6 +14,8 @@ from abc import ABC, abstractmethod
 from typing import TypeAlias
 
 from loomfast._core.recovery import Recovery as Recovery
+from loomfast._errors import BadInputError
+from loomfast.stores._spi_arguments import check_kept, check_texts
 
 Accounts: TypeAlias = list[Recovery]
 
@@ -43,3 +45,12 @@ class RecoveryStore(ABC):
 
         Raises `BadInputError` for a limit below 1, `UnknownExecutionError` for `after`.
         """
+
+
+def check_recovery(recovery: Recovery) -> None:
+    """Refuse an account that no store takes. Raises `BadInputError`."""
+    check_texts(recovery.execution_id, "" if recovery.set_aside is None else recovery.set_aside)
+    check_kept("crashes", recovery.crashes)
+    check_kept("progress", recovery.progress)
+    if not isinstance(recovery.orderly, bool):
+        raise BadInputError(f"orderly={recovery.orderly!r}: must be True or False")

@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from typing import NamedTuple, TypeAlias
 
 from loomfast._errors import BadInputError
+from loomfast.stores._spi_arguments import FIRST, bounded, check_kept, check_texts
 
 
 class Wake(NamedTuple):
@@ -86,16 +87,31 @@ class TimerStore(ABC):
         """Return at most `limit` schedules in the order of their ids (by code point), behind `after`."""
 
 
-def due_mark(after: Schedule | None) -> tuple[int, str] | None:
-    """Where in the order of what is due a page begins. Raises `BadInputError` for a paused schedule."""
+def wake_mark(after: Wake | None) -> Wake:
+    """Behind which gate a page begins. Raises `BadInputError`."""
     if after is None:
-        return None
+        return Wake("", FIRST)
+    check_texts(after.execution_id)
+    return after._replace(wake_at=bounded("wake_at", after.wake_at))
+
+
+def due_mark(after: Schedule | None) -> tuple[int, str]:
+    """Behind which time and schedule a page begins. Raises `BadInputError`, also for a paused one."""
+    if after is None:
+        return FIRST, ""
+    check_texts(after.schedule_id)
     if after.next_ms is None:
         raise BadInputError(f"after={after.schedule_id!r}: a schedule that is paused is never due")
-    return after.next_ms, after.schedule_id
+    return bounded("next_ms", after.next_ms), after.schedule_id
 
 
 def check_schedule(schedule: Schedule) -> None:
     """Refuse a schedule that no store takes. Raises `BadInputError`."""
+    check_texts(schedule.schedule_id)
     if not schedule.schedule_id:
         raise BadInputError("a schedule needs an id that is not empty")
+    if not isinstance(schedule.body, bytes):
+        raise BadInputError(f"schedule {schedule.schedule_id!r}: its body must be JSON, as bytes")
+    if schedule.next_ms is not None:
+        check_kept("next_ms", schedule.next_ms)
+    check_kept("version", schedule.version)

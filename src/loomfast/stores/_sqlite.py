@@ -19,9 +19,10 @@ from typing import Any, Literal, Self
 from loomfast._errors import BadInputError, StoreClosedError
 from loomfast._kernels import Envelope, State
 from loomfast.stores import _sqlite_reader as reader
-from loomfast.stores._admission import check_page, refuse_unstorable
+from loomfast.stores._admission import refuse_unstorable
 from loomfast.stores._forking import Copier, check_branch, check_cut
 from loomfast.stores._spi import EventStore, ExecutionSummary, PositionedEvent
+from loomfast.stores._spi_arguments import check_some, limit_of, position_of, range_of
 from loomfast.stores._sqlite_branches import SqliteBranchRegistry
 from loomfast.stores._sqlite_check import check_storage
 from loomfast.stores._sqlite_compaction import CopyPrefix, TruncatePrefix
@@ -108,6 +109,7 @@ class SqliteEventStore(EventStore):
         await self._write(envelopes[0].execution_id, Append(envelopes))
 
     def write(self, envelopes: Sequence[Envelope]) -> asyncio.Future[Exception | None]:
+        check_some(envelopes)
         execution_id = envelopes[0].execution_id
         self._check_usable(execution_id)
         refuse_unstorable(envelopes)
@@ -136,6 +138,7 @@ class SqliteEventStore(EventStore):
         return SqliteTimerStore(self)
 
     async def read_range(self, execution_id: str, first: int, last: int | None) -> list[Envelope]:
+        first, last = range_of(first, last)
         query = partial(reader.read_range, execution_id=execution_id, first=first, last=last)
         events: list[Envelope] = await self._read(execution_id, query)
         return events
@@ -154,7 +157,7 @@ class SqliteEventStore(EventStore):
     async def list_executions(
         self, *, status: str | None = None, after: int = 0, limit: int = 100
     ) -> list[ExecutionSummary]:
-        check_page(after, limit)
+        after, limit = position_of(after), limit_of(limit)
         query = partial(reader.list_executions, status=status, after=after, limit=limit)
         page: list[ExecutionSummary] = await self._read(None, query)
         return page
@@ -164,7 +167,7 @@ class SqliteEventStore(EventStore):
         return token
 
     async def read_all(self, after: int = 0, *, limit: int = 1000) -> list[PositionedEvent]:
-        check_page(after, limit)
+        after, limit = position_of(after), limit_of(limit)
         query = partial(reader.read_all, after=after, limit=limit)
         page: list[PositionedEvent] = await self._read(None, query)
         return page

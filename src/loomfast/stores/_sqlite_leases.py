@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import apsw
 
-from loomfast.stores._spi_leases import Lease, LeaseStore, check_lease, check_ttl, first_key
+from loomfast.stores._spi_leases import (
+    Lease,
+    LeaseStore,
+    check_keys,
+    check_lease,
+    check_ttl,
+    first_key,
+    named,
+)
 from loomfast.stores._sqlite_rows import load_text, store_text
 from loomfast.stores._sqlite_writer import Ledger, Task
 
@@ -50,14 +58,15 @@ class SqliteLeaseStore(LeaseStore):
 
     async def renew(self, leases: Sequence[Lease], ttl_s: float) -> list[Lease]:
         check_ttl(ttl_s)
-        task = RenewLeases(tuple(leases), int(ttl_s * 1000), self._now_ms)
+        task = RenewLeases(named(leases), int(ttl_s * 1000), self._now_ms)
         renewed: list[Lease] = await self._store._write(first_key([lease.key for lease in leases[:1]]), task)
         return renewed
 
     async def release(self, leases: Sequence[Lease]) -> None:
-        await self._store._write(first_key([lease.key for lease in leases[:1]]), ReleaseLeases(tuple(leases)))
+        await self._store._write(first_key([lease.key for lease in leases[:1]]), ReleaseLeases(named(leases)))
 
     async def held(self, keys: Sequence[str]) -> list[Lease]:
+        check_keys(keys)
         query = partial(read_leases, keys=tuple(keys), now_ms=self._now_ms)
         leases: list[Lease] = await self._store._read(first_key(keys), query)
         return leases
@@ -92,8 +101,8 @@ class RenewLeases(Task):
 
     __slots__ = ("leases", "now_ms", "ttl_ms")
 
-    def __init__(self, leases: Sequence[Lease], ttl_ms: int, now_ms: NowMs) -> None:
-        super().__init__(*(lease.key for lease in leases[:1]))
+    def __init__(self, leases: Sequence[tuple[str, int]], ttl_ms: int, now_ms: NowMs) -> None:
+        super().__init__(*(key for key, _ in leases[:1]))
         self.leases = leases
         self.ttl_ms = ttl_ms
         self.now_ms = now_ms
@@ -102,9 +111,9 @@ class RenewLeases(Task):
         now_ms = self.now_ms()
         rows = (
             ledger.connection.execute(
-                _PROLONG, (now_ms + self.ttl_ms, store_text(lease.key), lease.token, now_ms)
+                _PROLONG, (now_ms + self.ttl_ms, store_text(key), token, now_ms)
             ).fetchone()
-            for lease in self.leases
+            for key, token in self.leases
         )
         return [_lease(row) for row in rows if row is not None]
 
@@ -114,13 +123,13 @@ class ReleaseLeases(Task):
 
     __slots__ = ("leases",)
 
-    def __init__(self, leases: Sequence[Lease]) -> None:
-        super().__init__(*(lease.key for lease in leases[:1]))
+    def __init__(self, leases: Sequence[tuple[str, int]]) -> None:
+        super().__init__(*(key for key, _ in leases[:1]))
         self.leases = leases
 
     def perform(self, ledger: Ledger) -> None:
-        for lease in self.leases:
-            ledger.connection.execute(_RELEASE, (store_text(lease.key), lease.token))
+        for key, token in self.leases:
+            ledger.connection.execute(_RELEASE, (store_text(key), token))
 
 
 def read_leases(connection: apsw.Connection, keys: Sequence[str], now_ms: NowMs) -> list[Lease]:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 import apsw
 
 from loomfast._errors import UnknownExecutionError
-from loomfast.stores._admission import NO_EVENT, check_page
-from loomfast.stores._spi_recoveries import Accounts, Recovery, RecoveryStore
+from loomfast.stores._admission import NO_EVENT
+from loomfast.stores._spi_arguments import limit_of
+from loomfast.stores._spi_recoveries import Accounts, Recovery, RecoveryStore, check_recovery
 from loomfast.stores._sqlite_rows import load_text, store_text
 from loomfast.stores._sqlite_writer import Ledger, Task
 
@@ -47,6 +48,7 @@ class SqliteRecoveryStore(RecoveryStore):
         return account
 
     async def put(self, recovery: Recovery) -> None:
+        check_recovery(recovery)
         await self._store._write(recovery.execution_id, PutAccount(recovery))
 
     async def delete(self, execution_id: str) -> bool:
@@ -54,7 +56,7 @@ class SqliteRecoveryStore(RecoveryStore):
         return there
 
     async def list(self, *, after: str | None = None, limit: int = 100) -> Accounts:
-        check_page(0, limit)
+        limit = limit_of(limit)
         page: Accounts = await self._store._read(None, partial(read_set_aside, after=after, limit=limit))
         return page
 

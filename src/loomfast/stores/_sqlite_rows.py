@@ -22,6 +22,7 @@ from typing import Any, Final, TypeAlias
 from loomfast import _events as ev
 from loomfast._errors import StoreReadError
 from loomfast._kernels import Envelope, row_guard
+from loomfast.stores._spi_arguments import check_texts
 from loomfast.stores._unreadable import damaged
 
 COLUMNS: Final = "id, coded, stamp, subject, position, fence, timestamp, checksum, extra, body"
@@ -32,7 +33,9 @@ Stored: TypeAlias = tuple[int, int, int | None, str | bytes | None, int | None, 
 
 
 def store_text(text: str) -> str | bytes:
-    """The form of a text that SQLite can hold."""
+    """The form of a text that SQLite can hold. Raises `BadInputError` for what is none."""
+    if not isinstance(text, str):
+        check_texts(text)
     if text.isascii():
         return text
     try:

@@ -32,7 +32,7 @@ from typing import Final, TypeVar
 
 import apsw
 
-from loomfast._errors import NotAStoreError, StorageError, StoreBusyError, StoreMissingError
+from loomfast._errors import NotAStoreError, StorageError, StoreBusyError, StoreMissingError, StoreTooNewError
 from loomfast.stores._sqlite_faults import open_error
 from loomfast.stores._sqlite_migrations import MIGRATIONS
 
@@ -66,7 +66,7 @@ def open_writer(path: str, synchronous: str, busy_timeout_ms: int, *, create: bo
     """Open the connection of the writer thread, in WAL mode and with this version's tables.
 
     Creates the database if need be and `create` allows. Raises `StoreMissingError`, `NotAStoreError`,
-    `StoreBusyError`, `StorageError` for a newer version's database and for one that cannot be opened.
+    `StoreBusyError`, `StoreTooNewError`, `StorageError` for a database that cannot be opened.
     """
     # Switching to WAL and migrating take exclusive locks; whoever meets one starts over.
     return _retry(lambda: _open_writer(path, synchronous, create), time.monotonic() + busy_timeout_ms / 1000)
@@ -170,9 +170,7 @@ def _version(connection: apsw.Connection, path: str, create: bool) -> int:
     if not blank and (owner != APPLICATION_ID or not version):
         raise NotAStoreError(path, "is not a loomfast database but another application's")
     if version > len(MIGRATIONS):
-        raise StorageError(
-            None, f"{path}: has schema version {version}, this loomfast knows {len(MIGRATIONS)} only"
-        )
+        raise StoreTooNewError(path, version, len(MIGRATIONS))
     return int(version)
 
 

@@ -13,6 +13,7 @@ import apsw
 
 from loomfast._core.snapshots import Snapshot, is_sound
 from loomfast._errors import BadSnapshotError, BeyondLogError, SnapshotNeededError
+from loomfast.stores._spi_arguments import bounded
 from loomfast.stores._spi_snapshots import Faults, SnapshotStore, SnapshotSummary, Summaries
 from loomfast.stores._sqlite_rows import load_text, store_text
 from loomfast.stores._sqlite_writer import Ledger, Task
@@ -46,6 +47,7 @@ class SqliteSnapshotStore(SnapshotStore):
         await self._store._write(snapshot.execution_id, SaveSnapshot(snapshot))
 
     async def latest(self, execution_id: str, at_most: int | None = None) -> Snapshot | None:
+        at_most = _LAST if at_most is None else bounded("at_most", at_most)
         query = partial(read_latest, execution_id=execution_id, at_most=at_most)
         snapshot: Snapshot | None = await self._store._read(execution_id, query)
         return snapshot
@@ -57,6 +59,7 @@ class SqliteSnapshotStore(SnapshotStore):
         return summaries
 
     async def delete(self, execution_id: str, below: int) -> int:
+        below = min(max(bounded("below", below), 0), _LAST + 1)
         removed: int = await self._store._write(execution_id, DeleteSnapshots(execution_id, below))
         return removed
 
@@ -104,7 +107,7 @@ class DeleteSnapshots(Task):
     def perform(self, ledger: Ledger) -> int:
         (execution_id,) = self.execution_ids
         head = ledger.head(execution_id)
-        low, high = head.number << 32, (head.number << 32) + min(self.below, _LAST + 1) - 1
+        low, high = head.number << 32, (head.number << 32) + self.below - 1
         span = "FROM snapshots WHERE id BETWEEN ? AND ?"
         if not ledger.connection.execute(f"SELECT EXISTS (SELECT 1 {span})", (low, high)).get:
             return 0
@@ -130,11 +133,11 @@ def is_covered(connection: apsw.Connection, number: int, execution_id: str, sequ
     return any(is_sound(_snapshot(execution_id, row)) for row in rows)
 
 
-def read_latest(connection: apsw.Connection, execution_id: str, at_most: int | None) -> Snapshot | None:
-    if at_most is not None and at_most < 0:
+def read_latest(connection: apsw.Connection, execution_id: str, at_most: int) -> Snapshot | None:
+    stored = store_text(execution_id)
+    if at_most < 0:
         return None
-    bound = _LAST if at_most is None else min(at_most, _LAST)
-    row = connection.execute(_LATEST, (bound, store_text(execution_id))).fetchone()
+    row = connection.execute(_LATEST, (min(at_most, _LAST), stored)).fetchone()
     return None if row is None else _snapshot(execution_id, row)
 
 

@@ -13,17 +13,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import apsw
 
-from loomfast.stores._admission import check_page
-from loomfast.stores._spi_timers import Schedule, Schedules, TimerStore, Wake, check_schedule, due_mark
+from loomfast.stores._spi_arguments import bounded, check_texts, limit_of
+from loomfast.stores._spi_timers import (
+    Schedule,
+    Schedules,
+    TimerStore,
+    Wake,
+    check_schedule,
+    due_mark,
+    wake_mark,
+)
 from loomfast.stores._sqlite_rows import load_text, store_text
 from loomfast.stores._sqlite_writer import Ledger, Task
 
 if TYPE_CHECKING:
     from loomfast.stores._sqlite import SqliteEventStore
-
-# No time that a column holds lies beyond these.
-_FIRST_MS: Final = -(2**63)
-_LAST_MS: Final = 2**63 - 1
 
 _WAKES: Final = (
     "SELECT id, wake_at FROM executions WHERE wake_at IS NOT NULL AND wake_at <= ?"
@@ -47,17 +51,19 @@ class SqliteTimerStore(TimerStore):
         self._store = store
 
     async def due_wakes(self, at_ms: int, *, after: Wake | None = None, limit: int = 100) -> list[Wake]:
-        check_page(0, limit)
-        query = partial(read_wakes, at_ms=_bounded(at_ms), after=after, limit=limit)
+        query = partial(
+            read_wakes, at_ms=bounded("at_ms", at_ms), mark=wake_mark(after), limit=limit_of(limit)
+        )
         wakes: list[Wake] = await self._store._read(None, query)
         return wakes
 
     async def due_schedules(
         self, at_ms: int, *, after: Schedule | None = None, limit: int = 100
     ) -> Schedules:
-        check_page(0, limit)
-        next_ms, schedule_id = due_mark(after) or (_FIRST_MS, "")
-        return await self._schedules(_DUE, _bounded(at_ms), _bounded(next_ms), _key(schedule_id), limit)
+        next_ms, schedule_id = due_mark(after)
+        return await self._schedules(
+            _DUE, bounded("at_ms", at_ms), next_ms, _key(schedule_id), limit_of(limit)
+        )
 
     async def put(self, schedule: Schedule) -> Schedule | None:
         check_schedule(schedule)
@@ -73,8 +79,7 @@ class SqliteTimerStore(TimerStore):
         return there
 
     async def list(self, *, after: str = "", limit: int = 100) -> Schedules:
-        check_page(0, limit)
-        return await self._schedules(_LIST, _key(after), limit)
+        return await self._schedules(_LIST, _key(after), limit_of(limit))
 
     async def _schedules(self, sql: str, *values: int | bytes) -> Schedules:
         schedules: Schedules = await self._store._read(None, partial(read_schedules, sql=sql, values=values))
@@ -106,6 +111,7 @@ class DeleteSchedule(Task):
     __slots__ = ("schedule_id",)
 
     def __init__(self, schedule_id: str) -> None:
+        check_texts(schedule_id)
         super().__init__()
         self.schedule_id = schedule_id
 
@@ -114,9 +120,8 @@ class DeleteSchedule(Task):
         return ledger.connection.changes() > 0
 
 
-def read_wakes(connection: apsw.Connection, at_ms: int, after: Wake | None, limit: int) -> list[Wake]:
-    wake_at, execution_id = (_FIRST_MS, "") if after is None else (after.wake_at, after.execution_id)
-    rows = connection.execute(_WAKES, (at_ms, _bounded(wake_at), store_text(execution_id), limit))
+def read_wakes(connection: apsw.Connection, at_ms: int, mark: Wake, limit: int) -> list[Wake]:
+    rows = connection.execute(_WAKES, (at_ms, mark.wake_at, store_text(mark.execution_id), limit))
     return [Wake(load_text(stored_id), stored_at) for stored_id, stored_at in rows]
 
 
@@ -129,9 +134,6 @@ def read_schedules(connection: apsw.Connection, sql: str, values: tuple[int | by
 
 
 def _key(schedule_id: str) -> bytes:
-    """The form of an id that sorts by code point, whatever it holds."""
+    """The form of an id that sorts by code point, whatever it holds. Raises `BadInputError`."""
+    check_texts(schedule_id)
     return schedule_id.encode("utf-8", "surrogatepass")
-
-
-def _bounded(at_ms: int) -> int:
-    return min(max(at_ms, _FIRST_MS), _LAST_MS)

@@ -38,6 +38,7 @@ from loomfast._errors import LoomError, StoreBusyError, StoreLostError, UnknownE
 from loomfast._kernels import Envelope, decode, encode
 from loomfast.stores import _sqlite_schema as schema
 from loomfast.stores._admission import NO_EVENT, Head, admit
+from loomfast.stores._spi_arguments import check_texts
 from loomfast.stores._sqlite_faults import DatabaseFile, write_error
 from loomfast.stores._sqlite_rows import COLUMNS, WIDTH, load_text, store_text, to_row
 from loomfast.stores._threads import Call, Worker, deliver
@@ -79,6 +80,7 @@ class AcquireFence(Call):
     __slots__ = ("execution_id",)
 
     def __init__(self, execution_id: str) -> None:
+        check_texts(execution_id)
         super().__init__()
         self.execution_id = execution_id
 
@@ -89,6 +91,7 @@ class Task(Call):
     __slots__ = ("execution_ids",)
 
     def __init__(self, *execution_ids: str) -> None:
+        check_texts(*execution_ids)
         super().__init__()
         self.execution_ids = execution_ids
 

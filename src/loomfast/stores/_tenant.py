@@ -23,9 +23,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from loomfast._errors import BadInputError, StoreReadError
 from loomfast._kernels import Envelope, State
-from loomfast.stores._admission import check_page
 from loomfast.stores._decorator import EventStoreDecorator
 from loomfast.stores._spi import EventStore, ExecutionSummary, PositionedEvent
+from loomfast.stores._spi_arguments import limit_of, position_of
 from loomfast.stores._tenant_beside import (
     TenantBranchRegistry,
     TenantLeaseStore,
@@ -91,7 +91,7 @@ class TenantScopedEventStore(EventStoreDecorator):
         self, *, status: str | None = None, after: int = 0, limit: int = 100
     ) -> list[ExecutionSummary]:
         self._scope.check_open()
-        check_page(after, limit)
+        after, limit = position_of(after), limit_of(limit)
 
         def outward(summary: ExecutionSummary) -> ExecutionSummary | None:
             execution_id = self._scope.bare(summary.execution_id)
@@ -110,7 +110,7 @@ class TenantScopedEventStore(EventStoreDecorator):
 
     async def read_all(self, after: int = 0, *, limit: int = 1000) -> list[PositionedEvent]:
         self._scope.check_open()
-        check_page(after, limit)
+        after, limit = position_of(after), limit_of(limit)
         page: list[PositionedEvent] = []
         mark = self._behind_barren(after)
         while True:
@@ -184,3 +184,5 @@ class TenantScopedEventStore(EventStoreDecorator):
 
     async def close(self) -> None:
         self._scope.closed = True
+        if self._primary is not self:
+            await self._primary.close()

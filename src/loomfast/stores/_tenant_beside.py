@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from loomfast._core.snapshots import Snapshot
 from loomfast._errors import BadSnapshotError, UnknownBranchError
 from loomfast._kernels import encode
-from loomfast.stores._admission import check_page
 from loomfast.stores._spi import EventStore
+from loomfast.stores._spi_arguments import limit_of
 from loomfast.stores._spi_branches import Branch, BranchRegistry, Tip
-from loomfast.stores._spi_leases import Lease, LeaseStore, check_lease, check_ttl
+from loomfast.stores._spi_leases import Lease, LeaseStore, check_keys, check_lease, check_ttl
 from loomfast.stores._spi_recoveries import Accounts, Recovery, RecoveryStore
 from loomfast.stores._spi_snapshots import Faults, SnapshotStore, SnapshotSummary, Summaries
 from loomfast.stores._spi_timers import Schedule, Schedules, TimerStore, Wake, check_schedule
@@ -152,6 +152,7 @@ class TenantLeaseStore(LeaseStore):
 
     async def held(self, keys: Sequence[str]) -> list[Lease]:
         self._scope.check_open()
+        check_keys(keys)
         held = await self._store.leases.held([self._scope.own(key) for key in keys])
         return [own for own in map(self._outward, held) if own is not None]
 
@@ -187,7 +188,7 @@ class TenantRecoveryStore(RecoveryStore):
 
     async def list(self, *, after: str | None = None, limit: int = 100) -> Accounts:
         self._scope.check_open()
-        check_page(0, limit)
+        limit = limit_of(limit)
 
         def outward(recovery: Recovery) -> Recovery | None:
             execution_id = self._scope.bare(recovery.execution_id)
@@ -211,7 +212,7 @@ class TenantTimerStore(TimerStore):
 
     async def due_wakes(self, at_ms: int, *, after: Wake | None = None, limit: int = 100) -> list[Wake]:
         self._scope.check_open()
-        check_page(0, limit)
+        limit = limit_of(limit)
 
         def outward(wake: Wake) -> Wake | None:
             execution_id = self._scope.bare(wake.execution_id)
@@ -229,7 +230,7 @@ class TenantTimerStore(TimerStore):
         self, at_ms: int, *, after: Schedule | None = None, limit: int = 100
     ) -> Schedules:
         self._scope.check_open()
-        check_page(0, limit)
+        limit = limit_of(limit)
         return await own_page(
             lambda mark, rows: self._store.timers.due_schedules(at_ms, after=mark, limit=rows),
             None if after is None else after._replace(schedule_id=self._scope.own(after.schedule_id)),

@@ -24,6 +24,7 @@ from typing import TypeVar
 
 from loomfast._errors import StoreClosedError
 from loomfast._kernels import Envelope, State, decode, encode
+from loomfast.stores._spi_arguments import check_texts
 
 Item = TypeVar("Item")
 Mark = TypeVar("Mark")
@@ -45,7 +46,8 @@ class Scope:
             raise StoreClosedError(execution_id, "the tenant's view of the store has been closed")
 
     def own(self, bare_id: str) -> str:
-        """Return the stored form of an id. Raises `StoreClosedError`."""
+        """Return the stored form of an id. Raises `StoreClosedError` and `BadInputError`."""
+        check_texts(bare_id)
         own_id = self.prefix + bare_id
         self.check_open(own_id)
         return own_id

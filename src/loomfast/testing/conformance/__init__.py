@@ -12,6 +12,7 @@ contract that it checks; docs/store-contract.md has them in prose.
 
 from loomfast.testing.conformance._suite import Conformance, Need, guarantee, guarantees_checked
 from loomfast.testing.conformance.suites import (
+    ArgumentConformance,
     BranchConformance,
     CallConformance,
     CatchUpConformance,
@@ -30,6 +31,7 @@ from loomfast.testing.conformance.suites import (
 )
 
 __all__ = [
+    "ArgumentConformance",
     "BranchConformance",
     "CallConformance",
     "CatchUpConformance",

@@ -5,6 +5,7 @@ says. Positions may have holes, calls that wait at the same time may be served i
 names an execution by the store's own id.
 """
 
+from loomfast.testing.conformance.suites.arguments import ArgumentConformance
 from loomfast.testing.conformance.suites.branches import BranchConformance
 from loomfast.testing.conformance.suites.calls import CallConformance
 from loomfast.testing.conformance.suites.catch_up import CatchUpConformance
@@ -21,6 +22,7 @@ from loomfast.testing.conformance.suites.timers import TimerConformance
 from loomfast.testing.conformance.suites.values import ValueConformance
 
 __all__ = [
+    "ArgumentConformance",
     "BranchConformance",
     "CallConformance",
     "CatchUpConformance",
@@ -54,5 +56,6 @@ class EventStoreConformance(
     RecoveryConformance,
     TimerConformance,
     ScheduleConformance,
+    ArgumentConformance,
 ):
     """Everything that the contract asks of an event store."""
