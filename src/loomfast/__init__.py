@@ -95,7 +95,10 @@ from loomfast._kernels import (
     implementation,
     parse_digest,
 )
+from loomfast._nodes.allocating import Allocation, Dispatch, LocalWorkerRuntime
 from loomfast._nodes.app import App
+from loomfast._nodes.attempts import Dispatched, DispatchWorker
+from loomfast._nodes.dispatching import LocalDispatcher, SupervisingDispatcher
 from loomfast._nodes.limits import Limits
 from loomfast._nodes.schedules import Schedules
 from loomfast._nodes.timers import TimerService
@@ -146,6 +149,7 @@ __all__ = [
     "FOLD_VECTORS",
     "KERNEL_ABI_VERSION",
     "MAX_DEPTH",
+    "Allocation",
     "App",
     "BadInputError",
     "BadSnapshotError",
@@ -162,6 +166,9 @@ __all__ = [
     "Cron",
     "DeterminismError",
     "DeterminismPolicy",
+    "Dispatch",
+    "DispatchWorker",
+    "Dispatched",
     "DuplicateEnvelopeIdError",
     "DuplicateSequenceError",
     "EffectContext",
@@ -195,6 +202,8 @@ __all__ = [
     "LeaseLostError",
     "LeaseStore",
     "Limits",
+    "LocalDispatcher",
+    "LocalWorkerRuntime",
     "LoomError",
     "MalformedEventError",
     "MemoryEventStore",
@@ -241,6 +250,7 @@ __all__ = [
     "StoreMissingError",
     "StoreReadError",
     "StoreReadOnlyError",
+    "SupervisingDispatcher",
     "SystemClock",
     "Table",
     "TenantScopedEventStore",

@@ -107,9 +107,8 @@ class WorkflowRuntime:
         if executor is None:
             executor = ThreadPoolExecutor(step_threads, thread_name_prefix="loomfast-step")
             self._own_executor = executor
-        self.clock = clock or SystemClock()
         deps = RunDeps(
-            self.clock,
+            clock or SystemClock(),
             entropy,
             executor,
             tuple(middleware),
