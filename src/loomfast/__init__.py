@@ -97,7 +97,10 @@ from loomfast._kernels import (
     implementation,
     parse_digest,
 )
+from loomfast._nodes.allocating import Allocation, Dispatch, LocalWorkerRuntime
 from loomfast._nodes.app import App
+from loomfast._nodes.attempts import Dispatched, DispatchWorker
+from loomfast._nodes.dispatching import LocalDispatcher, SupervisingDispatcher
 from loomfast._nodes.limits import Limits
 from loomfast._nodes.schedules import Schedules
 from loomfast._nodes.timers import TimerService
@@ -148,6 +151,7 @@ __all__ = [
     "FOLD_VECTORS",
     "KERNEL_ABI_VERSION",
     "MAX_DEPTH",
+    "Allocation",
     "App",
     "BadInputError",
     "BadSnapshotError",
@@ -164,6 +168,9 @@ __all__ = [
     "Cron",
     "DeterminismError",
     "DeterminismPolicy",
+    "Dispatch",
+    "DispatchWorker",
+    "Dispatched",
     "DuplicateEnvelopeIdError",
     "DuplicateSequenceError",
     "EffectContext",
@@ -197,6 +204,8 @@ __all__ = [
     "LeaseLostError",
     "LeaseStore",
     "Limits",
+    "LocalDispatcher",
+    "LocalWorkerRuntime",
     "LoomError",
     "MalformedEventError",
     "MemoryEventStore",
@@ -245,6 +254,7 @@ __all__ = [
     "StoreReadOnlyError",
     "StoreTooNewError",
     "StoreUnreachableError",
+    "SupervisingDispatcher",
     "SystemClock",
     "Table",
     "TenantScopedEventStore",

@@ -1,4 +1,4 @@
-"""Checks of arguments that end up as names in a log."""
+"""Checks of arguments that end up in a log."""
 
 from __future__ import annotations
 
@@ -18,3 +18,9 @@ def shown(value: object) -> str:
     except Exception:  # an integer of thousands of digits, or a repr that fails
         return f"a value of type {type(value).__name__}"
     return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def fence_argument(fence: object) -> None:
+    """Raise `BadInputError` unless `fence` is None or may be a token."""
+    if fence is not None and (type(fence) is not int or not 0 <= fence < 2**63):
+        raise BadInputError(f"fence={shown(fence)}: must be a token that acquire_fence returned")

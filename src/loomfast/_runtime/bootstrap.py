@@ -58,7 +58,7 @@ async def append_bootstrap(store: EventStore, envelope: Envelope) -> None:
     except Exception as error:
         second = error
     await _confirm(store, envelope, second)
-    if _is(first, StaleFenceError) and _is(second, StaleFenceError):
+    if is_a(first, StaleFenceError) and is_a(second, StaleFenceError):
         raise StartFencedOutError(
             envelope.execution_id, 0, "a newer fence was acquired, and its holder wrote nothing"
         ) from second
@@ -67,7 +67,7 @@ async def append_bootstrap(store: EventStore, envelope: Envelope) -> None:
 
 async def _confirm(store: EventStore, envelope: Envelope, error: Exception) -> None:
     """Return only for a conflict that is not this execution's: sequence 0 is not there."""
-    if not any(_is(error, conflict) for conflict in _CONFLICTS):
+    if not any(is_a(error, conflict) for conflict in _CONFLICTS):
         raise write_error(envelope.execution_id, 0, error)
     try:
         present = await store.read_range(envelope.execution_id, 0, 0)
@@ -81,6 +81,6 @@ async def _confirm(store: EventStore, envelope: Envelope, error: Exception) -> N
         raise ExecutionAlreadyExistsError(envelope.execution_id) from error
 
 
-def _is(error: Exception, conflict: type[Exception]) -> bool:
+def is_a(error: BaseException, kind: type[Exception]) -> bool:
     """Match by class and by name: a second copy of loomfast must not make a conflict a storage failure."""
-    return any(cls.__name__ == conflict.__name__ for cls in type(error).__mro__)
+    return any(cls.__name__ == kind.__name__ for cls in type(error).__mro__)

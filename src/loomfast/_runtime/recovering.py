@@ -5,6 +5,11 @@ What lives here: `Recovering`, and `Recovered`, its report. What must not: when 
 
 In this order: whose lease is it, is it set aside, fence out whoever drove it, look again, count the crash
 durably, drive. Each execution is on its own: what is wrong with one is reported as its outcome.
+
+Whoever must fence before it knows whether there is an execution at all (a dispatch) takes the token first
+(`fence`) and comes back with it. Somebody else may have fenced since, and a run under an older token would be
+refused only at its first write, behind its first effect. So a token that is handed over is tried before
+anything runs (`_try`).
 """
 
 from __future__ import annotations
@@ -14,7 +19,8 @@ from collections.abc import AsyncIterator
 from typing import Literal, NamedTuple
 
 from loomfast._core import recovery
-from loomfast._errors import ExecutionSetAsideError, LeaseHeldError
+from loomfast._core.arguments import fence_argument
+from loomfast._errors import ConflictError, ExecutionSetAsideError, LeaseHeldError, StaleFenceError
 from loomfast._events import RUNNING
 from loomfast._kernels import State
 from loomfast._runtime.driven import DrivenExecutions
@@ -22,6 +28,7 @@ from loomfast._runtime.execution import DrivenExecution
 from loomfast._runtime.flows import FlowTable
 from loomfast._runtime.hooks import logger
 from loomfast._runtime.recorded import read_recorded
+from loomfast.stores import Recovery
 
 # How many executions one look at the store lists.
 PAGE = 100
@@ -50,12 +57,17 @@ class Recovering:
         self._max_crashes = max_crashes
         self._counted: set[str] = set()
 
-    async def recover(self, execution_id: str, max_crashes: int | None) -> DrivenExecution | None:
+    async def recover(
+        self, execution_id: str, max_crashes: int | None, fence: int | None = None
+    ) -> DrivenExecution | None:
         """Return what is driven now; None for an execution that rests. See `WorkflowRuntime.recover`."""
+        fence_argument(fence)
         limit = self._max_crashes if max_crashes is None else max_crashes
-        return await self._driven.in_turn(execution_id, self._recover(execution_id, limit))
+        return await self._driven.in_turn(execution_id, self._recover(execution_id, limit, fence))
 
-    async def _recover(self, execution_id: str, max_crashes: int) -> DrivenExecution | None:
+    async def _recover(
+        self, execution_id: str, max_crashes: int, given: int | None
+    ) -> DrivenExecution | None:
         driven, recoveries = self._driven, self._driven.store.recoveries
         live = driven.live(execution_id)
         if live is not None:
@@ -65,13 +77,13 @@ class Recovering:
             return None
         flow = self._flows.of(state)
         async with driven.claimed(execution_id):
-            account = await recoveries.get(execution_id)
-            if account is not None and account.set_aside is not None:
-                raise ExecutionSetAsideError(execution_id, account.set_aside)
-            fence = await driven.store.acquire_fence(execution_id)
+            account = await self._account(execution_id)
+            fence = await driven.store.acquire_fence(execution_id) if given is None else given
             state = await driven.states.load(execution_id)  # again: what came before the fence counts
             if state.status != RUNNING:
                 return None
+            if given is not None:
+                await self._try(execution_id, given)
             driven.check_open()
             found = recovery.found(account, execution_id, _progress(state), max_crashes)
             if found is not None:
@@ -82,6 +94,58 @@ class Recovering:
             elif account is not None:
                 await recoveries.delete(execution_id)
             return driven.drive(flow, driven.journal(execution_id, state=state, fence=fence))
+
+    async def _account(self, execution_id: str) -> Recovery | None:
+        """Return the account of an execution. Raises `ExecutionSetAsideError`."""
+        account = await self._driven.store.recoveries.get(execution_id)
+        if account is not None and account.set_aside is not None:
+            raise ExecutionSetAsideError(execution_id, account.set_aside)
+        return account
+
+    # --- fencing first ---------------------------------------------------------------------------
+
+    async def fence(self, execution_id: str) -> int | DrivenExecution | None:
+        """Return a token; or what is driven here; None for an execution that rests.
+
+        See `WorkflowRuntime.fence`.
+        """
+        return await self._driven.in_turn(execution_id, self._fence(execution_id))
+
+    async def _fence(self, execution_id: str) -> int | DrivenExecution | None:
+        driven = self._driven
+        live = driven.live(execution_id)
+        if live is not None:
+            return live
+        # Only what this process could drive on may be fenced out. That nothing is there decides nothing yet.
+        state = await driven.states.find(execution_id)
+        if state is not None and state.status != RUNNING:
+            return None
+        if state is not None:
+            self._flows.of(state)
+        async with driven.claimed(execution_id, lambda: self._refuse_led(execution_id)):
+            if state is not None:
+                await self._account(execution_id)
+            return await driven.store.acquire_fence(execution_id)
+
+    async def _refuse_led(self, execution_id: str) -> None:
+        """Raise `LeaseHeldError` if whoever holds the lease has written: it is no start that died."""
+        if await self._driven.store.primary.last_sequence(execution_id) is not None:
+            raise LeaseHeldError(execution_id)
+
+    async def _try(self, execution_id: str, fence: int) -> None:
+        """Raise `StaleFenceError` if a newer token has been acquired since.
+
+        A store judges the token before the slot (its guarantee 4). So the repeat of sequence 0, which every
+        log refuses, tells whether the token is still the newest, and writes nothing. It goes as a batch of
+        its own: its refusal must reach nobody else.
+        """
+        repeat = self._driven.journal(execution_id, fence=fence).envelope("EXECUTION_STARTED", b"null")
+        try:
+            await self._driven.append(repeat)
+        except StaleFenceError:
+            raise
+        except ConflictError:
+            return
 
     def rested(self, live: DrivenExecution, state: State | None) -> None:
         """Forget, in the background, the crashes of an execution that has come to rest."""

@@ -14,6 +14,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
 
+from loomfast._core.arguments import text_argument
 from loomfast._core.definitions import FlowDefinition, FlowFunction
 from loomfast._errors import BadInputError, StorageWriteError
 from loomfast._kernels import Envelope, State
@@ -253,18 +254,36 @@ class WorkflowRuntime:
 
     # --- recovering ------------------------------------------------------------------------------
 
-    async def recover(self, execution_id: str, *, max_crashes: int | None = None) -> ExecutionHandle:
+    async def recover(
+        self, execution_id: str, *, max_crashes: int | None = None, fence: int | None = None
+    ) -> ExecutionHandle:
         """Drive on an execution whose process died while it ran; one that rests is left as it is.
 
         It is fenced first: a process that still drives it, against the caller's belief, is refused at its
-        next write. The crash counts, as in `recover_abandoned`: at `max_crashes` (the runtime's unless
-        given) it is set aside instead. Raises `UnknownExecutionError`, `UnknownFlowError`,
-        `ExecutionSetAsideError` (release it first), `LeaseHeldError`, `StorageError`. Cancelling it takes
-        nothing back.
+        next write. With a `fence` that was taken before it runs under that token, and raises
+        `StaleFenceError`, with nothing run, if somebody has fenced since. The crash counts, as in
+        `recover_abandoned`: at `max_crashes` (the runtime's unless given) it is set aside instead. Raises
+        `UnknownExecutionError`, `UnknownFlowError`, `ExecutionSetAsideError` (release it first),
+        `LeaseHeldError`, `StorageError`. Cancelling it takes nothing back.
         """
         self._driven.check_open()
         _check_count("max_crashes", max_crashes)
-        return self._waiting.handle(execution_id, await self._recovering.recover(execution_id, max_crashes))
+        live = await self._recovering.recover(execution_id, max_crashes, fence)
+        return self._waiting.handle(execution_id, live)
+
+    async def fence(self, execution_id: str) -> int | ExecutionHandle:
+        """Take a new token for an execution, to `start` it or take it over (`recover`) under that token.
+
+        From now on whoever else drives it is refused at its next write. So what need not be fenced out is
+        not: for one that this runtime drives, or that rests, its handle is returned instead. Nor is what
+        could not be driven on here: raises `UnknownFlowError`, `ExecutionSetAsideError`. With leases, the
+        lease decides first: raises `LeaseHeldError` when another process holds it and has written, or writes
+        nothing for longer than `lease_ttl_s`. Otherwise raises `StorageError`.
+        """
+        self._driven.check_open()
+        text_argument("execution_id", execution_id)
+        fenced = await self._recovering.fence(execution_id)
+        return fenced if isinstance(fenced, int) else self._waiting.handle(execution_id, fenced)
 
     async def recover_abandoned(
         self, *, concurrency: int = 8, max_crashes: int | None = None

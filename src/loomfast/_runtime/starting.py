@@ -10,7 +10,7 @@ from typing import Any
 
 from loomfast._core import schema
 from loomfast._core.answers import Draft
-from loomfast._core.arguments import text_argument
+from loomfast._core.arguments import fence_argument, text_argument
 from loomfast._core.definitions import FlowDefinition, FlowFunction
 from loomfast._errors import BadInputError, ExecutionAlreadyExistsError, StorageWriteError
 from loomfast._kernels import decode, encode
@@ -38,8 +38,7 @@ class Starting:
         fence: int | None,
     ) -> DrivenExecution:
         """See `WorkflowRuntime.start`."""
-        if fence is not None and (type(fence) is not int or not 0 <= fence < 2**63):
-            raise BadInputError(f"fence={fence!r}: must be a token that acquire_fence returned")
+        fence_argument(fence)
         if execution_id is not None:
             text_argument("execution_id", execution_id)
         try:

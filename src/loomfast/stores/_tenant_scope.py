@@ -1,7 +1,7 @@
 """Whose id is whose: the form in which a store that several tenants share keeps a tenant's ids.
 
-What lives here: `Scope`, the mapping of ids, envelopes and states both ways, and `own_page`, which fills a
-page of a tenant's own from pages of everybody's. What must not: storage.
+What lives here: `Scope`, the mapping of ids, envelopes and states both ways; `names`, for the ids in errors;
+and `own_page`, which fills a page of a tenant's own from pages of everybody's. What must not: storage.
 
 The form. An id of a tenant is stored as the tenant's length in code points, a colon, the tenant, a colon, the
 id:
@@ -71,10 +71,22 @@ class Scope:
 def tenant_of(stored_id: str) -> tuple[str, str] | None:
     """Return the tenant and the bare id of a stored id; None for one that no tenant's view has made."""
     length, colon, rest = stored_id.partition(":")
-    if not colon or not (length.isascii() and length.isdigit()) or str(int(length)) != length:
+    if not colon or not (length.isascii() and length.isdigit() and len(length) < 10):
+        return None
+    if str(int(length)) != length:
         return None
     size = int(length)
     return (rest[:size], rest[size + 1 :]) if rest[size : size + 1] == ":" else None
+
+
+def names(stored_id: str, bare_id: str) -> bool:
+    """Whether an id, as an error reports it, is this one: as it is, or as it is stored for a tenant."""
+    while stored_id != bare_id:
+        found = tenant_of(stored_id)
+        if found is None:
+            return False
+        stored_id = found[1]
+    return True
 
 
 def state_as(state: State, execution_id: str) -> State:
