@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import loomfast as lf
-from loomfast._runtime import following, waiting
+from loomfast._runtime import waiting
 from tests.conftest import OpenStore
 from tests.runtime.harness import DyingStore, runtime, turns
 
@@ -112,13 +112,10 @@ async def test_from_any_event_on_it_goes_on_with_the_next_one_and_behind_the_end
             assert await collected(rt.handle("x").events(after=seen)) == whole[seen + 1 :]
 
 
-async def test_an_iteration_that_is_cancelled_anywhere_goes_on_where_it_was(
-    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(following, "PAGE_EVENTS", 3)
+async def test_an_iteration_that_is_cancelled_anywhere_goes_on_where_it_was(open_store: OpenStore) -> None:
     async with open_store() as store, lf.WorkflowRuntime(store) as rt:
         await rt.start(tell, 12, execution_id="x")
-        events = rt.handle("x").events()
+        events = rt.handle("x").events(page_events=3)
         seen: list[int] = []
         patience = 0
         while True:
@@ -150,13 +147,10 @@ async def test_a_heartbeat_is_a_timeout_around_the_next_event(open_store: OpenSt
         assert (await anext(events)).sequence == rested.sequence + 1
 
 
-async def test_a_slow_follower_holds_one_page_and_nobody_up(
-    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(following, "PAGE_EVENTS", 4)
+async def test_a_slow_follower_holds_one_page_and_nobody_up(open_store: OpenStore) -> None:
     async with open_store() as store, lf.WorkflowRuntime(store) as rt:
         handle = await rt.start(tell, 50, execution_id="x")
-        events = handle.events()
+        events = handle.events(page_events=4)
         first = await anext(events)
         await handle.rest()  # the execution does not wait for who follows it
         seen = [first.sequence]
@@ -166,6 +160,26 @@ async def test_a_slow_follower_holds_one_page_and_nobody_up(
             assert rt._driven.watchers == {}
         seen += await collected(events, until="EXECUTION_SUSPENDED")
         assert seen == [event.sequence for event in await store.read("x")]
+
+
+async def test_who_waits_is_stopped_from_outside_and_another_one_goes_on_from_there(
+    open_store: OpenStore, never_polled: None
+) -> None:
+    async with open_store() as store, lf.WorkflowRuntime(store) as rt:
+        rested = await (await rt.start(tell, 1, execution_id="x")).rest()
+        waiting, reading = rt.handle("x").events(after=rested.sequence), rt.handle("x").events()
+        coming = asyncio.create_task(collected(waiting))
+        await anext(reading)
+        while rt._driven.watchers == {}:
+            await asyncio.sleep(0)
+        for events in (waiting, reading):
+            events.stop()
+            events.stop()
+        assert await coming == []
+        assert await collected(reading) == []
+        assert await collected(rt.handle("x").events(after=reading.sequence), "EXECUTION_SUSPENDED") == list(
+            range(1, rested.sequence + 1)
+        )
 
 
 async def test_what_is_not_there_to_be_followed_is_said(open_store: OpenStore) -> None:
@@ -181,6 +195,9 @@ async def test_what_is_not_there_to_be_followed_is_said(open_store: OpenStore) -
         for wrong in (-1, True, "3", 1.0):
             with pytest.raises(lf.BadInputError, match="after="):
                 rt.handle("x").events(after=wrong)  # type: ignore[arg-type]  # that is the point
+        for wrong in (0, True, None):
+            with pytest.raises(lf.BadInputError, match="page_events="):
+                rt.handle("x").events(page_events=wrong)  # type: ignore[arg-type]  # that is the point
 
 
 async def test_who_asks_for_what_was_truncated_is_told_where_to_go_on(open_store: OpenStore) -> None:

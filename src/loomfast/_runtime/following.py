@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from loomfast._runtime.execution import DrivenExecution
     from loomfast._runtime.rest import Rest
 
-# How many events are read from the store, and held, at a time.
+# How many events are read from the store, and held, at a time, unless told otherwise.
 PAGE_EVENTS = 256
 
 
@@ -42,9 +42,10 @@ class ExecutionEvents:
             ...
 
     It waits for what is yet to come, while the execution runs, is parked, or is driven elsewhere, and stops
-    behind the event that ends it. Nothing is held while it is not asked but a part of one page, so it can be
-    dropped at any moment, and a slow one holds up nobody. It can be asked again after a cancellation
-    (`asyncio.timeout` around `anext` makes a heartbeat) and after any error, and then goes on where it was.
+    behind the event that ends it, or once it is told to `stop`. Nothing is held while it is not asked but the
+    rest of one page of at most `page_events`, so it can be dropped at any moment, and a slow one holds up
+    nobody. It can be asked again after a cancellation (`asyncio.timeout` around `anext` makes a heartbeat)
+    and after any error, and then goes on where it was.
 
     Raises `UnknownExecutionError`; `BeyondLogError` when the log does not reach `after`;
     `PrefixTruncatedError`, whose `first_available` says where one can go on; `StoreReadError` for a damaged
@@ -59,32 +60,47 @@ class ExecutionEvents:
         after: int | None,
         rest: Rest | None,
         *,
+        page_events: int,
         poll_s: float,
     ) -> None:
         if after is not None and (type(after) is not int or after < 0):
             raise BadInputError(f"after={after!r}: must be the sequence of an event, 0 or more, or None")
+        if type(page_events) is not int or page_events < 1:
+            raise BadInputError(f"page_events={page_events!r}: must be 1 or more")
         self.execution_id = execution_id
         self.sequence = after
         self._driven = driven
+        self._page_events = page_events
         self._poll_s = poll_s
         self._rest = rest  # of the run that was driven here last
         self._page: deque[Envelope] = deque()
         self._reached = False  # the log is known to hold `sequence`
         self._ended = False
+        self._stopped = False
+        self._told: asyncio.Future[None] | None = None
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Envelope:
-        while not self._page and not self._ended:
-            with self._driven.watching(self.execution_id) as told:
-                await self._look(told)
-        if not self._page:
+        while not (self._page or self._ended or self._stopped):
+            with self._driven.watching(self.execution_id) as self._told:
+                await self._look(self._told)
+        if self._stopped or not self._page:
             raise StopAsyncIteration
         event = self._page.popleft()
         self.sequence = event.sequence
         self._ended = event.kind in END_STATUS
         return event
+
+    def stop(self) -> None:
+        """End the iteration here, for whoever waits in it too. Call it on the event loop of the runtime.
+
+        What a service does with its open streams when it stops; the execution is not touched.
+        """
+        self._stopped = True
+        if self._told is not None and not self._told.done():
+            self._told.set_result(None)
 
     async def _look(self, told: asyncio.Future[None]) -> None:
         """Read the next page; if there is none, wait until there may be."""
@@ -94,7 +110,7 @@ class ExecutionEvents:
         failure = None if self._rest is None else self._rest.failure  # before the look: all it wrote is seen
         first = 0 if self.sequence is None else self.sequence + 1
         store = self._driven.store.primary
-        page = await store.read_range(self.execution_id, first, first + PAGE_EVENTS - 1)
+        page = await store.read_range(self.execution_id, first, first + self._page_events - 1)
         if page:
             self._reached = True
             self._page.extend(page)

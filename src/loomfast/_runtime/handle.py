@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from loomfast._errors import ExecutionCancelledError, ExecutionFailedError
 from loomfast._events import CANCELLED, END_KIND, FAILED, SUSPENDED
 from loomfast._kernels import State
-from loomfast._runtime.following import ExecutionEvents
+from loomfast._runtime.following import PAGE_EVENTS, ExecutionEvents
 from loomfast._runtime.recorded import read_recorded
 from loomfast._runtime.rest import Rest
 
@@ -56,12 +56,13 @@ class ExecutionHandle:
             raise ExecutionCancelledError(self.execution_id, self._recorded(state, lambda: state.reason))
         return self._recorded(state, lambda: state.output)
 
-    def events(self, *, after: int | None = None) -> ExecutionEvents:
+    def events(self, *, after: int | None = None, page_events: int = PAGE_EVENTS) -> ExecutionEvents:
         """Return an async iterator over the durable events behind the sequence `after`, until it has ended.
 
-        Without `after`, from the first event on. See `ExecutionEvents`.
+        Without `after`, from the first event on. `page_events` bounds how many are held at once. See
+        `ExecutionEvents`.
         """
-        return self._waiting.follow(self.execution_id, after, self._rest)
+        return self._waiting.follow(self.execution_id, after, self._rest, page_events)
 
     def _recorded(self, state: State, read: Callable[[], Any]) -> Any:
         return read_recorded(self.execution_id, state.sequence, read)

@@ -31,9 +31,13 @@ class Waiting:
         """Return a handle; with `live`, one that also remembers why that run could not go on."""
         return ExecutionHandle(self, execution_id, None if live is None else live.rest)
 
-    def follow(self, execution_id: str, after: int | None, rest: Rest | None) -> ExecutionEvents:
+    def follow(
+        self, execution_id: str, after: int | None, rest: Rest | None, page_events: int
+    ) -> ExecutionEvents:
         """Return an iterator over the events of an execution; `rest` is of the run that its handle began."""
-        return ExecutionEvents(self._driven, execution_id, after, rest, poll_s=POLL_S)
+        return ExecutionEvents(
+            self._driven, execution_id, after, rest, page_events=page_events, poll_s=POLL_S
+        )
 
     async def reach(
         self,
