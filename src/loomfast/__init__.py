@@ -109,6 +109,7 @@ from loomfast._runtime.clock import Clock, SystemClock
 from loomfast._runtime.context import WorkflowContext
 from loomfast._runtime.deps import DeterminismPolicy
 from loomfast._runtime.effects import EffectContext, EffectMiddleware
+from loomfast._runtime.following import ExecutionEvents
 from loomfast._runtime.handle import ExecutionHandle
 from loomfast._runtime.journal import ExecutionJournal
 from loomfast._runtime.recovering import Recovered
@@ -182,6 +183,7 @@ __all__ = [
     "ExecutionAlreadyExistsError",
     "ExecutionCancelledError",
     "ExecutionEndedError",
+    "ExecutionEvents",
     "ExecutionFailedError",
     "ExecutionHandle",
     "ExecutionJournal",

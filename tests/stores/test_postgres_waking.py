@@ -140,6 +140,35 @@ async def test_a_handle_is_woken_by_what_another_process_does_long_before_it_wou
         assert await asyncio.wait_for(result, 20) == "hello"
 
 
+async def test_who_follows_what_another_process_drives_is_woken_where_it_rests_and_ends(
+    open_postgres: OpenPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waits, "POLL_S", 10_000)
+
+    @lf.flow
+    async def wait(ctx: lf.WorkflowContext, _: None) -> None:
+        ctx.emit("note", 1)
+        await ctx.suspend("go")
+        ctx.emit("note", 2)
+
+    async with (
+        await open_postgres() as here,
+        await open_postgres() as there,
+        lf.WorkflowRuntime(here) as watching,
+        lf.WorkflowRuntime(there, flows=[wait]) as driving,
+    ):
+        await (await driving.start(wait, execution_id="x")).rest()
+        seen: list[int] = []
+
+        async def follow() -> None:
+            seen.extend([event.sequence async for event in watching.handle("x").events()])
+
+        following = asyncio.create_task(follow())
+        await driving.resume("x", "go")
+        await asyncio.wait_for(following, 20)
+        assert seen == [event.sequence for event in await there.read("x")]
+
+
 async def test_a_handle_on_another_event_loop_is_woken_too(
     open_postgres: OpenPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:

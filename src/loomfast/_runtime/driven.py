@@ -42,9 +42,9 @@ class DrivenExecutions:
     """What is driven here.
 
     `executions` by id; `calls` are the turns that are being taken, held until they are done; `watchers` are
-    those who wait until somebody here drives an execution; `refused` are the journals of executions that
-    nobody drives because the runtime was closed on the way. `at_rest` are called with what has been driven,
-    and its state at rest, None if it could not go on.
+    those who wait for news of an execution; `refused` are the journals of executions that nobody drives
+    because the runtime was closed on the way. `at_rest` are called with what has been driven, and its state
+    at rest, None if it could not go on.
     """
 
     def __init__(
@@ -100,6 +100,7 @@ class DrivenExecutions:
             state=state,
             fence=fence,
             batch_events=self._batch_events,
+            on_durable=self._tell,
         )
 
     async def append(self, *envelopes: Envelope) -> None:
@@ -112,6 +113,7 @@ class DrivenExecutions:
             failure = write_error(envelopes[0].execution_id, envelopes[0].sequence, error)
             call(self.hooks.on_storage_error, failure)
             raise failure from error
+        self._tell(envelopes[0].execution_id)
 
     # --- leases ----------------------------------------------------------------------------------
 
@@ -194,9 +196,7 @@ class DrivenExecutions:
         self._to_begin.append((live, context))
         if len(self._to_begin) == 1:
             asyncio.get_running_loop().call_soon(self._begin_some)
-        for watcher in self.watchers.get(journal.execution_id, ()):
-            if not watcher.done():
-                watcher.set_result(None)
+        self._tell(journal.execution_id)
         return live
 
     def _begin_some(self) -> None:
@@ -218,6 +218,14 @@ class DrivenExecutions:
             self.leases.give_back(held)
         for hear in tuple(self.at_rest):
             hear(live, state)
+        self._tell(execution_id)
+
+    # --- watching --------------------------------------------------------------------------------
+
+    def _tell(self, execution_id: str) -> None:
+        for watcher in self.watchers.get(execution_id, ()):
+            if not watcher.done():
+                watcher.set_result(None)
 
     def hear(self, hear: Callable[[str, State | None], object]) -> Callable[[], None]:
         """See `WorkflowRuntime.at_rest`."""
@@ -230,7 +238,9 @@ class DrivenExecutions:
 
     @contextlib.contextmanager
     def watching(self, execution_id: str) -> Iterator[asyncio.Future[None]]:
-        """Give a future that is done once somebody here drives the execution, or the store tells of it."""
+        """Give a future that is done once there is news of an execution: more of it has become durable here,
+        its driving here began or ended, or the store tells of it.
+        """
         watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         unwatch = self.store.watch(execution_id, waker(watcher))
         watchers = self.watchers.setdefault(execution_id, set())

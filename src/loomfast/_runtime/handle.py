@@ -1,4 +1,4 @@
-"""A handle: a way to wait for an execution, wherever it is driven."""
+"""A handle: a way to wait for an execution, and to follow it, wherever it is driven."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from loomfast._errors import ExecutionCancelledError, ExecutionFailedError
 from loomfast._events import CANCELLED, END_KIND, FAILED, SUSPENDED
 from loomfast._kernels import State
+from loomfast._runtime.following import PAGE_EVENTS, ExecutionEvents
 from loomfast._runtime.recorded import read_recorded
 from loomfast._runtime.rest import Rest
 
@@ -54,6 +55,14 @@ class ExecutionHandle:
         if state.status == CANCELLED:
             raise ExecutionCancelledError(self.execution_id, self._recorded(state, lambda: state.reason))
         return self._recorded(state, lambda: state.output)
+
+    def events(self, *, after: int | None = None, page_events: int = PAGE_EVENTS) -> ExecutionEvents:
+        """Return an async iterator over the durable events behind the sequence `after`, until it has ended.
+
+        Without `after`, from the first event on. `page_events` bounds how many are held at once. See
+        `ExecutionEvents`.
+        """
+        return self._waiting.follow(self.execution_id, after, self._rest, page_events)
 
     def _recorded(self, state: State, read: Callable[[], Any]) -> Any:
         return read_recorded(self.execution_id, state.sequence, read)

@@ -66,6 +66,7 @@ class ExecutionJournal:
     """The journal of one execution, in one process.
 
     `state` is the fold of everything committed or adopted so far; `failure` is the first failed write.
+    `on_durable` is called with the execution's id whenever an append has become durable.
     """
 
     def __init__(
@@ -78,12 +79,14 @@ class ExecutionJournal:
         state: State | None = None,
         fence: int | None = None,
         batch_events: int = BATCH_EVENTS,
+        on_durable: Callable[[str], object] | None = None,
     ) -> None:
         self.execution_id = execution_id
         self.fence = fence
         self.failure: StorageWriteError | None = None
         self.closed = False
         self.on_failure: Callable[[], object] | None = None
+        self._on_durable = on_durable
         self._state = state
         self._next = 0 if state is None else state.sequence + 1
         self._store = store
@@ -317,6 +320,8 @@ class ExecutionJournal:
             self._soon()
         if self._waiters:
             self._wake()
+        if self._on_durable is not None:
+            self._on_durable(self.execution_id)
         if self._hooks.on_commit is not None:
             for envelope in batch:
                 call(self._hooks.on_commit, envelope)

@@ -12,6 +12,7 @@ from loomfast._kernels import State
 from loomfast._runtime.clock import done_within
 from loomfast._runtime.driven import DrivenExecutions
 from loomfast._runtime.execution import DrivenExecution
+from loomfast._runtime.following import ExecutionEvents
 from loomfast._runtime.handle import ExecutionHandle
 from loomfast._runtime.journal import fenced_out
 from loomfast._runtime.rest import Rest
@@ -29,6 +30,14 @@ class Waiting:
     def handle(self, execution_id: str, live: DrivenExecution | None = None) -> ExecutionHandle:
         """Return a handle; with `live`, one that also remembers why that run could not go on."""
         return ExecutionHandle(self, execution_id, None if live is None else live.rest)
+
+    def follow(
+        self, execution_id: str, after: int | None, rest: Rest | None, page_events: int
+    ) -> ExecutionEvents:
+        """Return an iterator over the events of an execution; `rest` is of the run that its handle began."""
+        return ExecutionEvents(
+            self._driven, execution_id, after, rest, page_events=page_events, poll_s=POLL_S
+        )
 
     async def reach(
         self,
