@@ -11,8 +11,14 @@ import pytest
 from tests.conftest import OpenStore
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = {"dispatching.md": 1, "flows.md": 5, "running.md": 2, "schedules.md": 1}
-PAGES = {"flows.md": 5, "running.md": 2, "schedules.md": 1, "embedding.md": 1}
+PAGES = {
+    "dispatching.md": 1,
+    "embedding.md": 1,
+    "flows.md": 5,
+    "nodes.md": 2,
+    "running.md": 2,
+    "schedules.md": 1,
+}
 SNIPPETS = {
     page: re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), flags=re.DOTALL)
     for page in PAGES

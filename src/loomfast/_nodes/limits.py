@@ -46,13 +46,13 @@ class Limits:
 class Slots:
     """The slots that are taken. An execution has one from when it is taken up until it rests.
 
-    `freed` is called whenever one is given back.
+    `changed` is called with 1 for each that is taken, and with -1 for each that is given back.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, changed: Callable[[int], object] = lambda more: None) -> None:
         self.limits = limits
         self.taken: dict[tuple[str | None, str], str] = {}  # (tenant, execution id) -> flow id
-        self.freed: Callable[[], object] = lambda: None
+        self._changed = changed
         self._flows: Counter[str] = Counter()
         self._tenants: Counter[str | None] = Counter()
 
@@ -75,6 +75,7 @@ class Slots:
         self.taken[tenant, execution_id] = flow_id
         self._flows[flow_id] += 1
         self._tenants[tenant] += 1
+        self._changed(1)
         return True
 
     def give_back(self, execution_id: str, tenant: str | None = None) -> None:
@@ -84,7 +85,7 @@ class Slots:
             return
         self._flows -= Counter((flow_id,))
         self._tenants -= Counter((tenant,))
-        self.freed()
+        self._changed(-1)
 
     def of(self, tenant: str | None) -> int:
         """Return how many slots a tenant has taken."""

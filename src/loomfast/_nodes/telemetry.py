@@ -1,7 +1,7 @@
 """How a worker fares, as OpenTelemetry metrics.
 
 What lives here: `Telemetry`, the instruments. What must not: exporting them, which is the application's
-choice of an SDK. Without the package `opentelemetry-api` (extra `telemetry`) nothing is measured.
+choice of an SDK. Without the package `opentelemetry-api` (extra `worker`) nothing is measured.
 
     loomfast.worker.driving         {execution}  up and down: taken up, and not at rest
     loomfast.worker.recovered       {execution}  nobody drove it, and it was taken up
@@ -14,10 +14,7 @@ choice of an SDK. Without the package `opentelemetry-api` (extra `telemetry`) no
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from loomfast._nodes.worker import Health
+from typing import Any
 
 _METER = "loomfast.worker"
 # Bounds of the buckets of lateness, in seconds.
@@ -25,11 +22,11 @@ _LATENESS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0
 
 
 class Telemetry:
-    """The instruments of one worker. `health` is asked for the number of driven executions."""
+    """The instruments of a worker; those of one process share them."""
 
-    def __init__(self, health: Callable[[], Health]) -> None:
-        self._health: Callable[[], Health] | None = health
-        meter, self._observation = _meter()
+    def __init__(self) -> None:
+        meter = _meter()
+        self._driving = meter.create_up_down_counter(f"{_METER}.driving", "{execution}")
         self._recovered = meter.create_counter(f"{_METER}.recovered", "{execution}")
         self._woken = meter.create_counter(f"{_METER}.woken", "{execution}")
         self._lateness = meter.create_histogram(
@@ -37,7 +34,10 @@ class Telemetry:
         )
         self._set_aside = meter.create_counter(f"{_METER}.set_aside", "{execution}")
         self._failed = meter.create_counter(f"{_METER}.failed", "{failure}")
-        meter.create_observable_up_down_counter(f"{_METER}.driving", [self._driving], "{execution}")
+
+    def driving(self, more: int) -> None:
+        """So many more executions are driven than before, or fewer."""
+        self._driving.add(more)
 
     def recovered(self, execution_id: str) -> None:
         """An execution that nobody drove goes on."""
@@ -56,21 +56,13 @@ class Telemetry:
         """An execution or a schedule could not go on."""
         self._failed.add(1, {"error.type": type(error).__name__})
 
-    def close(self) -> None:
-        """Tell nothing more of this worker."""
-        self._health = None
 
-    def _driving(self, options: Any) -> list[Any]:
-        return [] if self._health is None else [self._observation(self._health().driving)]
-
-
-def _meter() -> tuple[Any, Any]:
-    """Return where instruments come from, and what an observation is made with."""
+def _meter() -> Any:
     try:
         from opentelemetry import metrics
     except ImportError:
-        return _Nothing(), None
-    return metrics.get_meter(_METER), metrics.Observation
+        return _Nothing()
+    return metrics.get_meter(_METER)
 
 
 class _Nothing:

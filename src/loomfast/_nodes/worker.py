@@ -97,13 +97,12 @@ class Worker:
         self._threads = ThreadPoolExecutor(thread_name_prefix="loomfast-step")
         self._options = {"clock": SystemClock(), "executor": self._threads, **app.options}
         self._clock: Clock = self._options["clock"]
-        self._slots = Slots(limits or Limits())
-        self._slots.freed = self._freed
+        self._slots = Slots(limits or Limits(), self._slots_changed)
         self._runtimes = Runtimes(
             store, self._make_runtime, self._slots, tenants=tenants, rested=self._rested
         )
         self.runtime = self._runtimes.base
-        self._telemetry = Telemetry(self.health)
+        self._telemetry = Telemetry()
         self._due = DueLoop(
             store.timers,
             self._clock,
@@ -180,7 +179,6 @@ class Worker:
         await self._claims.finish()
         self._threads.shutdown(wait=False, cancel_futures=True)
         await self._lifespan.aclose()
-        self._telemetry.close()
         self.phase = "closed"
 
     # --- what its parts ask for ------------------------------------------------------------------
@@ -229,7 +227,10 @@ class Worker:
         if state is not None and state.pending is not None and state.pending.wake_at is not None:
             self._due.expect(state.pending.wake_at)
 
-    def _freed(self) -> None:
+    def _slots_changed(self, more: int) -> None:
+        self._telemetry.driving(more)
+        if more > 0:
+            return
         self._claims.freed()
         if self._wakes_wait:
             self._wakes_wait = False
