@@ -57,9 +57,9 @@ async def test_what_cannot_be_checked_is_said_in_one_line(tmp_path: Path) -> Non
     await exported(tmp_path)
     (tmp_path / "bad.jsonl").write_text("{}\n")
     for arguments, said in (
-        (("log.jsonl", "--flow", "flows"), "must be MODULE:FLOW"),
+        (("log.jsonl", "--flow", "flows"), "must be MODULE:NAME"),
         (("log.jsonl", "--flow", "nowhere:guarded"), "No module named 'nowhere'"),
-        (("log.jsonl", "--flow", "flows:lf"), "lf is no flow of flows"),
+        (("log.jsonl", "--flow", "flows:lf"), "flows:lf: is no flow"),
         (("bad.jsonl", "--flow", "flows:guarded"), "bad.jsonl:1: "),
     ):
         code, out, err = check(tmp_path, *arguments)
