@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_runtime": BASE | {"_kernels", "_core", "stores"},
     "_nodes": BASE | {"_kernels", "_core", "stores", "_runtime"},
     "projections": BASE | {"_kernels", "stores"},
-    "readmodels": BASE | {"_kernels", "stores", "_runtime"},
+    "readmodels": BASE | {"_kernels", "_core", "stores", "_runtime"},
     "verification": BASE | {"_kernels", "_core", "stores"},
     "__main__": {"cli"},
     "bench": BASE | {"_kernels", "_core", "stores", "_runtime", "testing", "_pure", "_native", ""},

@@ -22,10 +22,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from loomfast._core.arguments import count_argument
 from loomfast._errors import BadInputError, StoreReadError
 from loomfast._runtime.clock import Clock, SystemClock, done_within
 from loomfast.stores import EventStore, PositionedEvent
-from loomfast.stores._spi_arguments import bounded, position_of
+from loomfast.stores._spi_arguments import position_of
 
 
 class CatchUpReader:
@@ -56,8 +57,7 @@ class CatchUpReader:
         clock: Clock | None = None,
         on_unreadable: Callable[[StoreReadError], object] | None = None,
     ) -> None:
-        if bounded("page_events", page_events) < 1:
-            raise BadInputError(f"page_events={page_events}: must be 1 or more")
+        count_argument("page_events", page_events)
         if not isinstance(poll_s, int | float) or not poll_s > 0:
             raise BadInputError(f"poll_s={poll_s!r}: must be a number of seconds above 0")
         self.position = after = position_of(after)

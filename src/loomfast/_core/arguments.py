@@ -1,4 +1,4 @@
-"""Checks of arguments that end up in a log."""
+"""Checks of arguments that several doors share."""
 
 from __future__ import annotations
 
@@ -18,6 +18,18 @@ def shown(value: object) -> str:
     except Exception:  # an integer of thousands of digits, or a repr that fails
         return f"a value of type {type(value).__name__}"
     return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def count_argument(name: str, value: object) -> None:
+    """Raise `BadInputError` unless `value` is a whole number, 1 or more."""
+    if type(value) is not int or value < 1:
+        raise BadInputError(f"{name}={shown(value)}: must be a whole number, 1 or more")
+
+
+def seconds_argument(name: str, value: object) -> None:
+    """Raise `BadInputError` unless `value` is a number of seconds, 0 or more."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        raise BadInputError(f"{name}={shown(value)}: must be a number of seconds, 0 or more")
 
 
 def fence_argument(fence: object) -> None:

@@ -25,6 +25,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, Protocol
 
+from loomfast._core.arguments import count_argument
 from loomfast._core.retry import RetryPolicy
 from loomfast._errors import (
     BadInputError,
@@ -93,8 +94,7 @@ class Attempts:
     ) -> None:
         if not workers:
             raise BadInputError("a dispatcher needs a worker")
-        if type(max_attempts) is not int or max_attempts < 1:
-            raise BadInputError(f"max_attempts={max_attempts!r}: must be a whole number, 1 or more")
+        count_argument("max_attempts", max_attempts)
         # The last failure has no pause, but a worker that closed may: that it did is no failure.
         self._pauses = RetryPolicy(max_attempts + 1, initial_s=initial_s, max_s=max_s)
         self._max_attempts = max_attempts

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from loomfast._errors import BadInputError, RuntimeClosedError
+from loomfast._core.arguments import count_argument
+from loomfast._errors import RuntimeClosedError
 from loomfast._nodes.allocating import Dispatch
 from loomfast._nodes.attempts import Attempts, Dispatched, DispatchWorker
 from loomfast._runtime.clock import Clock
@@ -65,8 +66,7 @@ class SupervisingDispatcher:
         max_s: float = LONGEST_PAUSE_S,
         clock: Clock | None = None,
     ) -> None:
-        if type(concurrency) is not int or concurrency < 1:
-            raise BadInputError(f"concurrency={concurrency!r}: must be a whole number, 1 or more")
+        count_argument("concurrency", concurrency)
         self._attempts = Attempts(workers, clock, max_attempts, initial_s, max_s)
         self._free = asyncio.Semaphore(concurrency)
         self._watched: dict[str, asyncio.Task[Dispatched]] = {}

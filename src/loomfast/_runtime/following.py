@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Self
 
+from loomfast._core.arguments import count_argument
 from loomfast._errors import BadInputError, BeyondLogError, UnknownExecutionError
 from loomfast._events import END_STATUS
 from loomfast._kernels import Envelope
@@ -65,8 +66,7 @@ class ExecutionEvents:
     ) -> None:
         if after is not None and (type(after) is not int or after < 0):
             raise BadInputError(f"after={after!r}: must be the sequence of an event, 0 or more, or None")
-        if type(page_events) is not int or page_events < 1:
-            raise BadInputError(f"page_events={page_events!r}: must be 1 or more")
+        count_argument("page_events", page_events)
         self.execution_id = execution_id
         self.sequence = after
         self._driven = driven

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator
 from typing import Literal, NamedTuple
 
 from loomfast._core import recovery
-from loomfast._core.arguments import fence_argument
+from loomfast._core.arguments import count_argument, fence_argument
 from loomfast._errors import ConflictError, ExecutionSetAsideError, LeaseHeldError, StaleFenceError
 from loomfast._events import RUNNING
 from loomfast._kernels import State
@@ -62,8 +62,15 @@ class Recovering:
     ) -> DrivenExecution | None:
         """Return what is driven now; None for an execution that rests. See `WorkflowRuntime.recover`."""
         fence_argument(fence)
-        limit = self._max_crashes if max_crashes is None else max_crashes
+        limit = self._limit(max_crashes)
         return await self._driven.in_turn(execution_id, self._recover(execution_id, limit, fence))
+
+    def _limit(self, max_crashes: int | None) -> int:
+        """Return at how many crashes in a row one is set aside: the caller's number, or the runtime's."""
+        if max_crashes is None:
+            return self._max_crashes
+        count_argument("max_crashes", max_crashes)
+        return max_crashes
 
     async def _recover(
         self, execution_id: str, max_crashes: int, given: int | None
@@ -178,6 +185,8 @@ class Recovering:
 
     async def recover_abandoned(self, concurrency: int, max_crashes: int | None) -> list[Recovered]:
         """See `WorkflowRuntime.recover_abandoned`."""
+        count_argument("concurrency", concurrency)
+        limit = self._limit(max_crashes)
         free = asyncio.Semaphore(concurrency)
         found: list[asyncio.Task[Recovered]] = []
         try:
@@ -185,7 +194,7 @@ class Recovering:
                 await free.acquire()
                 if self._driven.closed:
                     break
-                task = asyncio.get_running_loop().create_task(self._report(execution_id, max_crashes))
+                task = asyncio.get_running_loop().create_task(self._report(execution_id, limit))
                 task.add_done_callback(lambda _: free.release())
                 found.append(task)
             return list(await asyncio.gather(*found))
@@ -204,7 +213,7 @@ class Recovering:
                 return
             after = page[-1].position
 
-    async def _report(self, execution_id: str, max_crashes: int | None) -> Recovered:
+    async def _report(self, execution_id: str, max_crashes: int) -> Recovered:
         if self._driven.live(execution_id) is not None:
             return Recovered(execution_id, "skipped", "it is driven here")
         try:
