@@ -27,7 +27,7 @@ from loomfast.cli.worker import worker
 CLOSED_PIPE = 141
 
 
-class App(click.Group):
+class Commands(click.Group):
     """A click group that reports errors as this file's opening says."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -51,7 +51,7 @@ def _point_stdout_nowhere() -> None:
     os.close(nowhere)
 
 
-@click.group(cls=App, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(loomfast.__version__, prog_name="loomfast")
 def app() -> None:
     """Durable execution for Python: try it, look into its logs, measure it."""

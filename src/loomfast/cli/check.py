@@ -31,8 +31,8 @@ def check(file: str, name: str) -> None:
     found = [divergence for events in logs.values() if (divergence := _check(flow, events)) is not None]
     with Whole() as out:
         for divergence in found:
-            out.line(str(divergence).encode("utf-8", "backslashreplace"))
-        out.line(f"{len(logs)} checked, {len(found)} diverge".encode())
+            out.text(str(divergence))
+        out.text(f"{len(logs)} checked, {len(found)} diverge")
     if found:
         raise click.exceptions.Exit(1)
 

@@ -31,9 +31,12 @@ class CommandError(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         line = f"loomfast: {self.message}" + (f" ({self.hint})" if self.hint else "")
-        # One line and printable, whatever stood in the input that the message quotes.
-        line = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
-        click.echo(line, file=file or sys.stderr)
+        click.echo(printable(line), file=file or sys.stderr)
+
+
+def printable(text: str) -> str:
+    """Return a text as one line that any terminal can show, whatever stood in the input that it quotes."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 class Whole:
@@ -45,6 +48,10 @@ class Whole:
     def line(self, data: bytes) -> None:
         """Add one line."""
         self._held.write(data + b"\n")
+
+    def text(self, text: str) -> None:
+        """Add one line for a person to read."""
+        self.line(printable(text).encode())
 
     def __enter__(self) -> Self:
         return self

@@ -7,7 +7,7 @@ import asyncio
 import click
 
 import loomfast
-from loomfast.cli.output import Whole
+from loomfast.cli.output import Whole, printable
 
 # Accounts read at a time.
 PAGE = 500
@@ -27,7 +27,10 @@ async def _list(db: str, out: Whole, *, as_json: bool) -> None:
         after: str | None = None
         while page := await store.recoveries.list(after=after, limit=PAGE):
             for account in page:
-                out.line(_json(account) if as_json else _text(account))
+                if as_json:
+                    out.line(_json(account))
+                else:
+                    out.text(f"{account.execution_id}  {account.crashes} crashes  {account.set_aside}")
             after = page[-1].execution_id
 
 
@@ -41,20 +44,15 @@ def _json(account: loomfast.Recovery) -> bytes:
     )
 
 
-def _text(account: loomfast.Recovery) -> bytes:
-    line = f"{account.execution_id}  {account.crashes} crashes  {account.set_aside}"
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line).encode()
-
-
 @click.command("release")
 @click.argument("db")
 @click.argument("execution_id")
 def release(db: str, execution_id: str) -> None:
     """Put an execution back that was set aside: the next sweep of a worker runs it. Exits 1 if it was not."""
     if asyncio.run(_release(db, execution_id)):
-        click.echo(f"released {execution_id}")
+        click.echo(printable(f"released {execution_id}"))
     else:
-        click.echo(f"{execution_id} is not set aside")
+        click.echo(printable(f"{execution_id} is not set aside"))
         raise click.exceptions.Exit(1)
 
 

@@ -36,7 +36,7 @@ def verify(db: str, *, as_json: bool) -> None:
         if as_json:
             out.line(loomfast.encode(counts))
         else:
-            out.line(", ".join(f"{number} {name}" for name, number in counts.items()).encode())
+            out.text(", ".join(f"{number} {name}" for name, number in counts.items()))
     if verified.faults:
         raise click.exceptions.Exit(1)
 
@@ -47,7 +47,7 @@ async def _verify(db: str, out: Whole, *, as_json: bool) -> loomfast.Verified:
             fields = {"executionId": fault.execution_id, "sequence": fault.sequence, "through": fault.through}
             out.line(loomfast.encode({**fields, "reason": fault.reason}))
         else:
-            out.line(_printable(str(fault)).encode("utf-8", "backslashreplace"))
+            out.text(str(fault))
 
     progress = _Progress()
     async with await loomfast.open_store(db, create=False) as store:
@@ -55,10 +55,6 @@ async def _verify(db: str, out: Whole, *, as_json: bool) -> loomfast.Verified:
             return await loomfast.verify_store(store, report, progress=progress)
         finally:
             progress.clear()
-
-
-def _printable(line: str) -> str:
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
 
 
 class _Progress:
