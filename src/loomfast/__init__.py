@@ -5,21 +5,12 @@ A flow is a plain async function. Everything it does becomes an event in an appe
 private.
 """
 
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from loomfast._core.definitions import FlowDefinition, StepDefinition, flow, step
 from loomfast._core.retry import RetryPolicy
-from loomfast._core.schedules import (
-    CatchUp,
-    Cron,
-    Every,
-    Occurrence,
-    ScheduleDefinition,
-    Trigger,
-    occurrence_id,
-    occurrence_of,
-)
 from loomfast._core.snapshots import Snapshot, snapshot_of, state_of
 from loomfast._errors import (
     BadInputError,
@@ -97,14 +88,6 @@ from loomfast._kernels import (
     implementation,
     parse_digest,
 )
-from loomfast._nodes.allocating import Allocation, Dispatch, LocalWorkerRuntime
-from loomfast._nodes.app import App
-from loomfast._nodes.attempts import Dispatched, DispatchWorker
-from loomfast._nodes.dispatching import LocalDispatcher, SupervisingDispatcher
-from loomfast._nodes.limits import Limits
-from loomfast._nodes.schedules import Schedules
-from loomfast._nodes.timers import TimerService
-from loomfast._nodes.worker import Health, Worker
 from loomfast._runtime.clock import Clock, SystemClock
 from loomfast._runtime.context import WorkflowContext
 from loomfast._runtime.deps import DeterminismPolicy
@@ -142,6 +125,24 @@ from loomfast.stores import (
 from loomfast.verification import Fault, Verified, verify_store
 
 if TYPE_CHECKING:
+    from loomfast._core.schedules import (
+        CatchUp,
+        Cron,
+        Every,
+        Occurrence,
+        ScheduleDefinition,
+        Trigger,
+        occurrence_id,
+        occurrence_of,
+    )
+    from loomfast._nodes.allocating import Allocation, Dispatch, LocalWorkerRuntime
+    from loomfast._nodes.app import App
+    from loomfast._nodes.attempts import Dispatched, DispatchWorker
+    from loomfast._nodes.dispatching import LocalDispatcher, SupervisingDispatcher
+    from loomfast._nodes.limits import Limits
+    from loomfast._nodes.schedules import Schedules
+    from loomfast._nodes.timers import TimerService
+    from loomfast._nodes.worker import Health, Worker
     from loomfast._vectors import FOLD_VECTORS
     from loomfast.stores import PostgresEventStore, SqliteEventStore
 
@@ -302,19 +303,38 @@ __all__ = [
 if find_spec("asyncpg") is None:
     __all__.remove("PostgresEventStore")
 
+# What most programs do not use, by where it is: imported on first use.
+_LATER = {
+    "CatchUp": "_core.schedules",
+    "Cron": "_core.schedules",
+    "Every": "_core.schedules",
+    "Occurrence": "_core.schedules",
+    "ScheduleDefinition": "_core.schedules",
+    "Trigger": "_core.schedules",
+    "occurrence_id": "_core.schedules",
+    "occurrence_of": "_core.schedules",
+    "Allocation": "_nodes.allocating",
+    "Dispatch": "_nodes.allocating",
+    "LocalWorkerRuntime": "_nodes.allocating",
+    "App": "_nodes.app",
+    "Dispatched": "_nodes.attempts",
+    "DispatchWorker": "_nodes.attempts",
+    "LocalDispatcher": "_nodes.dispatching",
+    "SupervisingDispatcher": "_nodes.dispatching",
+    "Limits": "_nodes.limits",
+    "Schedules": "_nodes.schedules",
+    "TimerService": "_nodes.timers",
+    "Health": "_nodes.worker",
+    "Worker": "_nodes.worker",
+    "FOLD_VECTORS": "_vectors",
+    "PostgresEventStore": "stores",
+    "SqliteEventStore": "stores",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """Import on first use what most programs do not use."""
-    if name == "FOLD_VECTORS":
-        from loomfast._vectors import FOLD_VECTORS
-
-        return FOLD_VECTORS
-    if name == "SqliteEventStore":
-        from loomfast.stores import SqliteEventStore
-
-        return SqliteEventStore
-    if name == "PostgresEventStore":
-        from loomfast.stores import PostgresEventStore
-
-        return PostgresEventStore
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = _LATER.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{module}"), name)
+    return value

@@ -1,8 +1,7 @@
 """Which instants a cron expression names in a time zone: the walk over them, forwards and backwards.
 
 What lives here: reading an expression and a zone's name, and the walk. What must not: which occurrences are
-started, clocks. Only `schedules.py` imports this file, and only once a cron expression is used: the libraries
-below are not part of what importing loomfast costs.
+started, clocks. Only `schedules.py` imports this file.
 
 Theory of operation
 -------------------

@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 from itertools import islice, takewhile
 from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
 
+from loomfast._core import cron
 from loomfast._core.arguments import shown, text_argument
 from loomfast._errors import BadInputError, StoreReadError
 from loomfast._kernels import decode, encode
@@ -54,8 +55,6 @@ class Cron:
     gap: Literal["run", "skip"] = "run"
 
     def __post_init__(self) -> None:
-        from loomfast._core import cron
-
         if not isinstance(self.gap, str) or self.gap not in ("run", "skip"):
             raise BadInputError(f"gap {shown(self.gap)}: must be 'run' or 'skip'")
         cron.check(self.expression, self.tz)
@@ -64,20 +63,17 @@ class Cron:
         """Return the first occurrence strictly after an instant, or None."""
         if not _has_date("at_ms", at_ms):
             return None
-        from loomfast._core.cron import CronWalk
-
-        walk = CronWalk(self.expression, self.tz, skips_gaps=self.gap == "skip")
-        at_s = walk.after(at_ms // 1000)
+        at_s = self._walk().after(at_ms // 1000)
         return None if at_s is None else at_s * 1000
 
     def back_from(self, now_ms: int) -> Iterator[int]:
         """Yield the occurrences up to and with an instant, latest first."""
         if not _has_date("now_ms", now_ms):
             return iter(())
-        from loomfast._core.cron import CronWalk
+        return (at_s * 1000 for at_s in self._walk().back_from(now_ms // 1000))
 
-        walk = CronWalk(self.expression, self.tz, skips_gaps=self.gap == "skip")
-        return (at_s * 1000 for at_s in walk.back_from(now_ms // 1000))
+    def _walk(self) -> cron.CronWalk:
+        return cron.CronWalk(self.expression, self.tz, skips_gaps=self.gap == "skip")
 
 
 @dataclass(frozen=True, slots=True)
