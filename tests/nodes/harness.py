@@ -35,6 +35,22 @@ def now_s() -> float:
     return (VirtualClock().now_ms() - START_MS) / 1000
 
 
+class Lost(lf.MemoryEventStore):
+    """A store that does not tell what is due while it is lost."""
+
+    def __init__(self) -> None:
+        super().__init__(now_ms=lambda: VirtualClock().now_ms())
+        self.lost = False
+        due = self.timers.due_wakes
+
+        async def asked(*args: Any, **options: Any) -> list[lf.Wake]:
+            if self.lost:
+                raise lf.StoreLostError(None, "the line is cut")
+            return await due(*args, **options)
+
+        self.timers.due_wakes = asked  # type: ignore[method-assign]
+
+
 class Tokens(lf.MemoryEventStore):
     """A store that counts the fences it gives out."""
 

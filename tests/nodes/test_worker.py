@@ -14,7 +14,7 @@ import loomfast as lf
 from loomfast.testing import VirtualClock, seeded_entropy
 from loomfast.testing.time import START_MS
 from tests.conftest import OpenStore
-from tests.nodes.harness import HOUR, memory_store, node, virtually
+from tests.nodes.harness import HOUR, MINUTE, Lost, memory_store, node, virtually
 from tests.runtime.harness import of
 
 START = {"flowVersion": "1"}
@@ -150,14 +150,14 @@ def test_what_a_dead_process_left_is_driven_on_and_what_rests_is_left_alone() ->
 
 
 def test_what_another_process_drives_is_left_alone_however_old_and_taken_over_once_it_is_dead() -> None:
-    """F18: a lease of 3 s, a step of an hour, a worker that sweeps five times a second."""
+    """F18: a lease of 3 s, a step of ten minutes, a worker that sweeps five times a second."""
 
     async def main() -> None:
         store = memory_store()
         rt = node(store, 9, *FLOWS, lease_ttl_s=3.0)
-        await rt.start(long, HOUR, execution_id="x")
+        await rt.start(long, 10 * MINUTE, execution_id="x")
         async with worker(store, sweep_s=0.2):
-            await asyncio.sleep(HOUR / 2)
+            await asyncio.sleep(5 * MINUTE)
             assert work.running["all"] == 1
             await rt.close(grace_s=0)  # it gives its lease back, and nothing is recorded as an outcome
             await until(lambda: work.running["all"] == 1, 1.0)
@@ -374,20 +374,6 @@ def test_closing_lets_effects_finish_within_the_grace_and_others_take_over_at_on
 
 
 def test_health_tells_whether_the_store_answers() -> None:
-    class Lost(lf.MemoryEventStore):
-        lost = False
-
-        def __init__(self) -> None:
-            super().__init__(now_ms=lambda: VirtualClock().now_ms())
-            due = self.timers.due_wakes
-
-            async def asked(*args: Any, **options: Any) -> list[lf.Wake]:
-                if self.lost:
-                    raise lf.StoreLostError(None, "the line is cut")
-                return await due(*args, **options)
-
-            self.timers.due_wakes = asked  # type: ignore[method-assign]
-
     async def main() -> None:
         store = Lost()
         it = worker(store)
