@@ -18,16 +18,14 @@ REMEMBERED: Final = 10_000
 class BackOff:
     """Failures by key. Times are in ms of one clock."""
 
-    def __init__(self, *, first_ms: int = FIRST_MS, longest_ms: int = LONGEST_MS) -> None:
-        self._first_ms = first_ms
-        self._longest_ms = longest_ms
+    def __init__(self) -> None:
         # When to try again, and how long that pause is.
         self._failed: OrderedDict[Hashable, tuple[int, int]] = OrderedDict()
 
     def failed(self, key: Hashable, now_ms: int) -> None:
         """It has failed: leave it alone for twice as long as after the last time."""
-        _, pause_ms = self._failed.pop(key, (0, self._first_ms // 2))
-        pause_ms = min(2 * pause_ms, self._longest_ms)
+        _, pause_ms = self._failed.pop(key, (0, FIRST_MS // 2))
+        pause_ms = min(2 * pause_ms, LONGEST_MS)
         self._failed[key] = now_ms + pause_ms, pause_ms
         if len(self._failed) > REMEMBERED:
             self._failed.popitem(last=False)

@@ -3,11 +3,13 @@
 What lives here: `Claims`. What must not: how one is taken up (`WorkflowRuntime.recover`), and what else a
 worker does.
 
-Theory of operation ------------------- An execution that is `running` without a lease on it has lost its
-driver: the process died and the lease ran out, or it was closed and gave the lease back. A sweep reads what
-is running, a page at a time, asks once for each page which of them are leased, and claims the others as far
-as there is room. The claim is the lease's acquisition; of two workers that see the same, one gets it. A sweep
-costs two questions a page, and writes only for what it claims.
+Theory of operation
+-------------------
+An execution that is `running` without a lease on it has lost its driver: the process died and the lease ran
+out, or it was closed and gave the lease back. A sweep reads what is running, a page at a time, asks once for
+each page which of them are leased, and claims the others as far as there is room. The claim is the lease's
+acquisition; of two workers that see the same, one gets it. A sweep costs two questions a page, and writes
+only for what it claims.
 
 Where there is no room at all the sweep stops, and goes on from there once there is; so none is passed over
 for ever for standing far behind. One of a flow or a tenant that has its limit is passed over until the next
@@ -17,16 +19,16 @@ sweep.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
 
 from loomfast._errors import ExecutionSetAsideError, LeaseHeldError, RuntimeClosedError
 from loomfast._events import RUNNING
 from loomfast._nodes.backoff import BackOff
+from loomfast._nodes.due import check_period
 from loomfast._nodes.limits import Slots
+from loomfast._nodes.telemetry import Telemetry
 from loomfast._nodes.tenants import Owner, Runtimes
 from loomfast._runtime.clock import Clock, done_within
-from loomfast._runtime.hooks import call, logger
+from loomfast._runtime.hooks import logger
 from loomfast.stores import EventStore, ExecutionSummary
 
 # Executions read at a time.
@@ -36,11 +38,7 @@ GATHER_S = 0.02
 
 
 class Claims:
-    """Takes up what is abandoned, every `sweep_s` seconds and when there is room again.
-
-    `claimed` is called with the id of each that goes on, `set_aside` with each that crashed too often,
-    `failed` with each that could not be taken up, and why.
-    """
+    """Takes up what is abandoned, every `sweep_s` seconds and when there is room again."""
 
     def __init__(
         self,
@@ -48,20 +46,17 @@ class Claims:
         clock: Clock,
         runtimes: Runtimes,
         slots: Slots,
+        telemetry: Telemetry,
         *,
         sweep_s: float,
-        claimed: Callable[[str], object],
-        set_aside: Callable[[str], object],
-        failed: Callable[[str, Exception], object],
     ) -> None:
+        check_period("sweep_s", sweep_s)
         self._store = store.primary
         self._clock = clock
         self._runtimes = runtimes
         self._slots = slots
         self._sweep_s = sweep_s
-        self._claimed = claimed
-        self._set_aside = set_aside
-        self._failed = failed
+        self._telemetry = telemetry
         self._back_off = BackOff()
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._after = 0
@@ -131,16 +126,16 @@ class Claims:
         try:
             await owner.runtime.recover(owner.own_id)
             self._back_off.succeeded(stored_id)
-            call(self._claimed, stored_id)
+            self._telemetry.recovered()
         except (LeaseHeldError, RuntimeClosedError):
             pass  # another worker was first; or this one is closing
         except ExecutionSetAsideError:
             self._back_off.failed(stored_id, self._clock.now_ms())
-            call(self._set_aside, stored_id)
+            self._telemetry.set_aside()
         except Exception as error:
             self._back_off.failed(stored_id, self._clock.now_ms())
             logger.warning("%r could not be taken up: %s: %s", stored_id, type(error).__name__, error)
-            call(partial(self._failed, stored_id), error)
+            self._telemetry.failed(stored_id, error)
         finally:
             del self._busy[stored_id]
             if not owner.runtime.drives(owner.own_id):

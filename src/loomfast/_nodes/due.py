@@ -3,10 +3,11 @@
 What lives here: `DueLoop`, which looks, hands out what is due, and knows when to look again. What must not:
 what is done about it (`timers`, `worker`).
 
-Theory of operation ------------------- The store knows what is due, in order, at a cost that does not depend
-on how much is parked. So nothing is kept here per sleeper. A look reads what is due now, and then the one
-time at which something is due next; the loop sleeps until then, or for `poll_s` seconds if that is sooner,
-and looks again:
+Theory of operation
+-------------------
+The store knows what is due, in order, at a cost that does not depend on how much is parked. So nothing is
+kept here per sleeper. A look reads what is due now, and then the one time at which something is due next; the
+loop sleeps until then, or for `poll_s` seconds if that is sooner, and looks again:
 
     look at 12:00:00.000 → fires A (due 11:59:58), B (12:00:00.000); next is C at 12:00:00.300
     look at 12:00:00.300 → fires C; nothing within a second
@@ -28,7 +29,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeAlias, TypeVar
 
+from loomfast._core.arguments import count_argument
 from loomfast._errors import BadInputError, RuntimeClosedError
+from loomfast._kernels import State
 from loomfast._nodes.backoff import BackOff
 from loomfast._runtime.clock import Clock, done_within
 from loomfast._runtime.hooks import call, logger
@@ -56,25 +59,23 @@ class DueLoop:
     """Does what is due.
 
     `fire` is called with each due gate, `begin` with each due schedule, at most `concurrency` of them at a
-    time, and never twice at a time for one id. They return whether that is done; what is not, and does not
-    raise, is offered again at the next look from the front. What they raise is passed to `on_error` with
-    the id, and tried again after a pause.
+    time, and never twice at a time for one id. What is still due behind that is offered again at the next
+    look from the front. What they raise is passed to `on_error` with the id, and tried again after a pause.
     """
 
     def __init__(
         self,
         timers: TimerStore,
         clock: Clock,
-        fire: Callable[[Wake], Awaitable[bool]],
-        begin: Callable[[Schedule], Awaitable[bool]],
+        fire: Callable[[Wake], Awaitable[object]],
+        begin: Callable[[Schedule], Awaitable[object]],
         *,
         poll_s: float,
         concurrency: int,
         on_error: Callable[[str, Exception], object],
     ) -> None:
         check_period("poll_s", poll_s)
-        if type(concurrency) is not int or concurrency < 1:
-            raise BadInputError(f"concurrency={concurrency!r}: must be a whole number, 1 or more")
+        count_argument("concurrency", concurrency)
         self._timers = timers
         self._clock = clock
         self._fire = fire
@@ -99,6 +100,11 @@ class DueLoop:
         self._look_ms = at_ms
         if self._earlier is not None and not self._earlier.done():
             self._earlier.set_result(None)
+
+    def expect_wake(self, state: State | None) -> None:
+        """An execution has come to rest in this state: expect the time of its gate, if that has one."""
+        if state is not None and state.pending is not None and state.pending.wake_at is not None:
+            self.expect(state.pending.wake_at)
 
     @property
     def failing(self) -> int:
@@ -156,13 +162,13 @@ class DueLoop:
         while self._busy:
             await asyncio.wait(tuple(self._busy.values()))
 
-    async def _offer(self, key: Key, do: Callable[[Due], Awaitable[bool]], due: Due, now_ms: int) -> None:
+    async def _offer(self, key: Key, do: Callable[[Due], Awaitable[object]], due: Due, now_ms: int) -> None:
         if key[:2] in self._busy or self._back_off.waits(key, now_ms):
             return
         await self._room.acquire()
         self._busy[key[:2]] = asyncio.get_running_loop().create_task(self._do(key, do, due))
 
-    async def _do(self, key: Key, do: Callable[[Due], Awaitable[bool]], due: Due) -> None:
+    async def _do(self, key: Key, do: Callable[[Due], Awaitable[object]], due: Due) -> None:
         try:
             await do(due)
             self._back_off.succeeded(key)

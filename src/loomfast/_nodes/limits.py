@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from loomfast._errors import BadInputError
+from loomfast._core.arguments import count_argument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Slots:
     `changed` is called with 1 for each that is taken, and with -1 for each that is given back.
     """
 
-    def __init__(self, limits: Limits, changed: Callable[[int], object] = lambda more: None) -> None:
+    def __init__(self, limits: Limits, changed: Callable[[int], object]) -> None:
         self.limits = limits
         self.taken: dict[tuple[str | None, str], str] = {}  # (tenant, execution id) -> flow id
         self._changed = changed
@@ -61,7 +61,7 @@ class Slots:
         """Whether there is no room for any execution."""
         return self.limits.concurrency is not None and len(self.taken) >= self.limits.concurrency
 
-    def take(self, execution_id: str, flow_id: str, tenant: str | None = None) -> bool:
+    def take(self, execution_id: str, flow_id: str, tenant: str | None) -> bool:
         """Take a slot for an execution that has none yet, and tell whether there was one."""
         of_flow = self.limits.of_flow(flow_id)
         of_tenant = self.limits.per_tenant
@@ -78,7 +78,7 @@ class Slots:
         self._changed(1)
         return True
 
-    def give_back(self, execution_id: str, tenant: str | None = None) -> None:
+    def give_back(self, execution_id: str, tenant: str | None) -> None:
         """Give the slot of an execution back, if it has one."""
         flow_id = self.taken.pop((tenant, execution_id), None)
         if flow_id is None:
@@ -92,22 +92,6 @@ class Slots:
         return self._tenants[tenant]
 
 
-class Room:
-    """The slots of one tenant: what stands between a flow of theirs and its start."""
-
-    def __init__(self, slots: Slots, tenant: str | None = None) -> None:
-        self._slots = slots
-        self._tenant = tenant
-
-    def take(self, execution_id: str, flow_id: str) -> bool:
-        """Take a slot for an execution that has none yet, and tell whether there was one."""
-        return self._slots.take(execution_id, flow_id, self._tenant)
-
-    def give_back(self, execution_id: str) -> None:
-        """Give the slot of an execution back, if it has one."""
-        self._slots.give_back(execution_id, self._tenant)
-
-
 def _check(name: str, most: int | None) -> None:
-    if most is not None and (type(most) is not int or most < 1):
-        raise BadInputError(f"{name}={most!r}: must be a whole number, 1 or more, or None for no limit")
+    if most is not None:
+        count_argument(name, most)

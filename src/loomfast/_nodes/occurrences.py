@@ -1,7 +1,7 @@
 """The due occurrences of a schedule, started once over all nodes.
 
-What lives here: `Occurrences`. What must not: when an occurrence is due, and which are made up for
-(`_core/schedules.py`); how many may run (`limits`).
+What lives here: starting one occurrence, and all that are due. What must not: when an occurrence is due, and
+which are made up for (`_core/schedules.py`); how many may run (`limits`).
 
 Theory of operation
 -------------------
@@ -23,65 +23,64 @@ from __future__ import annotations
 
 from loomfast._core.schedules import ScheduleDefinition, occurrence_id
 from loomfast._errors import ExecutionAlreadyExistsError
-from loomfast._nodes.limits import Room
+from loomfast._nodes.limits import Slots
+from loomfast._nodes.schedules import definition_of
 from loomfast._runtime.runtime import WorkflowRuntime
 from loomfast.stores import Schedule
 
 
-class Occurrences:
-    """Starts occurrences in one runtime."""
+async def start_occurrence(runtime: WorkflowRuntime, schedule: ScheduleDefinition, at_ms: int) -> bool:
+    """Start an occurrence; False if it has been, here or elsewhere. Raises as `WorkflowRuntime.start`."""
+    execution_id = occurrence_id(schedule.schedule_id, at_ms)
+    if await runtime.load_state(execution_id) is not None:
+        return False
+    try:
+        flow = runtime.flow(schedule.flow_id)
+        await runtime.start(flow, schedule.input, execution_id=execution_id)
+    except ExecutionAlreadyExistsError:
+        return False
+    return True
 
-    def __init__(self, runtime: WorkflowRuntime, room: Room | None = None) -> None:
-        self._runtime = runtime
-        self._room = room
-        self._timers = runtime.store.timers
 
-    async def start(self, schedule: ScheduleDefinition, at_ms: int) -> bool:
-        """Start an occurrence; False if it has been, here or elsewhere. Raises as `WorkflowRuntime.start`."""
-        execution_id = occurrence_id(schedule.schedule_id, at_ms)
-        if await self._runtime.load_state(execution_id) is not None:
-            return False
-        try:
-            flow = self._runtime.flow(schedule.flow_id)
-            await self._runtime.start(flow, schedule.input, execution_id=execution_id)
-        except ExecutionAlreadyExistsError:
-            return False
+async def start_due(
+    runtime: WorkflowRuntime, row: Schedule, slots: Slots | None = None, tenant: str | None = None
+) -> int | None:
+    """Start what is due of a schedule, oldest first, and return its mark; None if it moved without us.
+
+    With `slots`, each start takes one of the tenant's; where there is none, the mark stays before what was
+    not started. Raises what reading the definition and starting raise.
+    """
+    now_ms = runtime.clock.now_ms()
+    schedule = definition_of(row)
+    due = schedule.due(now_ms)
+    if not due and row.next_ms is not None and row.next_ms <= now_ms:
+        # What was missed is not made up for.
+        moved = await runtime.store.timers.put(row._replace(next_ms=schedule.after(now_ms)))
+        return None if moved is None else moved.next_ms
+    for at_ms in due:
+        if slots is None:
+            await start_occurrence(runtime, schedule, at_ms)
+        elif not await _start_in_slot(runtime, schedule, at_ms, slots, tenant):
+            return row.next_ms
+        moved = await runtime.store.timers.put(row._replace(next_ms=schedule.after(at_ms)))
+        if moved is None:  # another node was first, or an edit
+            return None
+        row = moved
+    return row.next_ms
+
+
+async def _start_in_slot(
+    runtime: WorkflowRuntime, schedule: ScheduleDefinition, at_ms: int, slots: Slots, tenant: str | None
+) -> bool:
+    """See to it that an occurrence is started; False if there is no room for it."""
+    execution_id = occurrence_id(schedule.schedule_id, at_ms)
+    if runtime.drives(execution_id):
         return True
-
-    async def start_due(self, row: Schedule, now_ms: int) -> int | None:
-        """Start what is due of a schedule, oldest first, and return its mark; None if it moved without us.
-
-        Where there is no room, the mark stays before what was not started. Raises what reading the definition
-        and starting raise.
-        """
-        schedule = ScheduleDefinition.from_body(row.schedule_id, row.body, row.next_ms, row.version)
-        due = schedule.due(now_ms)
-        if not due and row.next_ms is not None and row.next_ms <= now_ms:
-            # What was missed is not made up for.
-            moved = await self._timers.put(row._replace(next_ms=schedule.after(now_ms)))
-            return None if moved is None else moved.next_ms
-        for at_ms in due:
-            if not await self._started(schedule, at_ms):
-                return row.next_ms
-            moved = await self._timers.put(row._replace(next_ms=schedule.after(at_ms)))
-            if moved is None:  # another node was first, or an edit
-                return None
-            row = moved
-        return row.next_ms
-
-    async def _started(self, schedule: ScheduleDefinition, at_ms: int) -> bool:
-        """See to it that an occurrence is started; False if there is no room for it."""
-        if self._room is None:
-            await self.start(schedule, at_ms)
-            return True
-        execution_id = occurrence_id(schedule.schedule_id, at_ms)
-        if self._runtime.drives(execution_id):
-            return True
-        if not self._room.take(execution_id, schedule.flow_id):
-            return False
-        try:
-            await self.start(schedule, at_ms)
-        finally:
-            if not self._runtime.drives(execution_id):
-                self._room.give_back(execution_id)
-        return True
+    if not slots.take(execution_id, schedule.flow_id, tenant):
+        return False
+    try:
+        await start_occurrence(runtime, schedule, at_ms)
+    finally:
+        if not runtime.drives(execution_id):
+            slots.give_back(execution_id, tenant)
+    return True

@@ -75,11 +75,11 @@ class Schedules:
     async def get(self, schedule_id: str) -> ScheduleDefinition | None:
         """Return a schedule, or None. Raises `StorageError`."""
         row = await self._timers.get(schedule_id)
-        return None if row is None else _definition(row)
+        return None if row is None else definition_of(row)
 
     async def list(self, *, after: str = "", limit: int = 100) -> list[ScheduleDefinition]:
         """Return at most `limit` schedules, by their ids, behind `after`. Raises `StorageError`."""
-        return [_definition(row) for row in await self._timers.list(after=after, limit=limit)]
+        return [definition_of(row) for row in await self._timers.list(after=after, limit=limit)]
 
     async def pause(self, schedule_id: str) -> ScheduleDefinition:
         """Let a schedule start nothing until `resume`. A repeat changes nothing.
@@ -109,15 +109,15 @@ class Schedules:
     ) -> ScheduleDefinition:
         while True:
             row = await self._timers.get(schedule_id)
-            new = change(None if row is None else _definition(row))
+            new = change(None if row is None else definition_of(row))
             wanted = Schedule(schedule_id, new.to_body(), new.next_ms, 0 if row is None else row.version)
             if wanted == row:
-                return _definition(row)
+                return definition_of(row)
             kept = await self._timers.put(wanted)
             if kept is not None:
                 if kept.next_ms is not None:
                     self._changed(kept.next_ms)
-                return _definition(kept)
+                return definition_of(kept)
 
     def _from_now(self, schedule: ScheduleDefinition) -> ScheduleDefinition:
         return replace(schedule, next_ms=schedule.after(self._runtime.clock.now_ms()))
@@ -131,7 +131,8 @@ class Schedules:
             schema.check(flow.input, given, f"input of flow {flow_id!r}")
 
 
-def _definition(row: Schedule) -> ScheduleDefinition:
+def definition_of(row: Schedule) -> ScheduleDefinition:
+    """Return the schedule that a store keeps. Raises `StoreReadError`."""
     return ScheduleDefinition.from_body(row.schedule_id, row.body, row.next_ms, row.version)
 
 

@@ -39,7 +39,7 @@ class Telemetry:
         """So many more executions are driven than before, or fewer."""
         self._driving.add(more)
 
-    def recovered(self, execution_id: str) -> None:
+    def recovered(self) -> None:
         """An execution that nobody drove goes on."""
         self._recovered.add(1)
 
@@ -48,7 +48,7 @@ class Telemetry:
         self._woken.add(1)
         self._lateness.record(max(late_ms, 0) / 1000)
 
-    def set_aside(self, execution_id: str) -> None:
+    def set_aside(self) -> None:
         """An execution was found to have crashed too often."""
         self._set_aside.add(1)
 

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from loomfast._errors import BadInputError, GateRefusedError, LeaseHeldError, UnknownScheduleError
 from loomfast._kernels import State
 from loomfast._nodes.due import DueLoop
-from loomfast._nodes.occurrences import Occurrences
+from loomfast._nodes.occurrences import start_due, start_occurrence
 from loomfast._nodes.schedules import Schedules
 from loomfast._runtime.leases import LeaseKeeper
 from loomfast._runtime.runtime import WorkflowRuntime
-from loomfast.stores import LeaseStore, Schedule, Wake
-from loomfast.stores._spi_leases import check_ttl
+from loomfast.stores import LeaseStore, Schedule
 
 
 class TimerService:
@@ -57,13 +55,11 @@ class TimerService:
         if leases is not None:
             if runtime.leased:
                 raise BadInputError("the runtime holds leases of its own: leave out the service's")
-            check_ttl(lease_ttl_s)
-            self._keeper = LeaseKeeper(leases, runtime.clock, runtime.entropy(16).hex(), lease_ttl_s)
-        self._occurrences = Occurrences(runtime)
+            self._keeper = LeaseKeeper(leases, runtime.clock, runtime.entropy, lease_ttl_s)
         self._loop = DueLoop(
             runtime.store.timers,
             runtime.clock,
-            self._wake,
+            lambda wake: self.fire(wake.execution_id),
             self._start_due,
             poll_s=poll_s,
             concurrency=concurrency,
@@ -103,7 +99,7 @@ class TimerService:
         schedule = await self.schedules.get(schedule_id)
         if schedule is None:
             raise UnknownScheduleError(schedule_id)
-        return await self._occurrences.start(schedule, at_ms)
+        return await start_occurrence(self._runtime, schedule, at_ms)
 
     async def tick(self) -> None:
         """Do all that is due now, and return once each gate is passed and each start durable.
@@ -133,28 +129,17 @@ class TimerService:
         self._running = asyncio.get_running_loop().create_task(self._loop.run())
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
     # --- what the loop asks for ------------------------------------------------------------------
 
-    async def _wake(self, wake: Wake) -> bool:
-        return await self.fire(wake.execution_id)
-
-    async def _start_due(self, row: Schedule) -> bool:
-        next_ms = await self._occurrences.start_due(row, self._runtime.clock.now_ms())
+    async def _start_due(self, row: Schedule) -> None:
+        next_ms = await start_due(self._runtime, row)
         if next_ms is not None:
             self._loop.expect(next_ms)
-        return True
 
     def _rested(self, execution_id: str, state: State | None) -> None:
-        held = None if self._keeper is None else self._keeper.held(execution_id)
-        if self._keeper is not None and held is not None:
-            self._keeper.give_back(held)
-        if state is not None and state.pending is not None and state.pending.wake_at is not None:
-            self._loop.expect(state.pending.wake_at)
+        if self._keeper is not None:
+            self._keeper.give_back_of(execution_id)
+        self._loop.expect_wake(state)

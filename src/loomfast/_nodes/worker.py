@@ -9,16 +9,15 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Literal, NamedTuple, Self, TypeAlias
 
 from loomfast._errors import BadInputError, GateRefusedError, LeaseHeldError
 from loomfast._kernels import State
 from loomfast._nodes.app import App
 from loomfast._nodes.claiming import Claims
-from loomfast._nodes.due import DueLoop, check_period
-from loomfast._nodes.limits import Limits, Room, Slots
-from loomfast._nodes.occurrences import Occurrences
+from loomfast._nodes.due import DueLoop
+from loomfast._nodes.limits import Limits, Slots
+from loomfast._nodes.occurrences import start_due
 from loomfast._nodes.schedules import Schedules
 from loomfast._nodes.telemetry import Telemetry
 from loomfast._nodes.tenants import Runtimes
@@ -87,8 +86,6 @@ class Worker:
         if given:
             raise BadInputError(f"options {sorted(given)} of the app: the worker gives these to its runtimes")
         check_ttl(lease_ttl_s)
-        sweep_s = min(lease_ttl_s / 3, 3600) if sweep_s is None else sweep_s
-        check_period("sweep_s", sweep_s)
         self.phase: Phase = "new"
         self._app = app
         self._flows = tuple(app.flows)
@@ -102,6 +99,7 @@ class Worker:
             store, self._make_runtime, self._slots, tenants=tenants, rested=self._rested
         )
         self.runtime = self._runtimes.base
+        sweep_s = min(lease_ttl_s / 3, 3600) if sweep_s is None else sweep_s
         self._telemetry = Telemetry()
         self._due = DueLoop(
             store.timers,
@@ -117,13 +115,11 @@ class Worker:
             self._clock,
             self._runtimes,
             self._slots,
+            self._telemetry,
             sweep_s=sweep_s,
-            claimed=self._telemetry.recovered,
-            set_aside=self._telemetry.set_aside,
-            failed=self._telemetry.failed,
         )
         self.schedules = Schedules(self.runtime, changed=self._due.expect)
-        self._wakes_wait = False  # whether something due found no room
+        self._due_waits = False  # whether something due found no room
         self._lifespan = AsyncExitStack()
         self._loops: list[asyncio.Task[None]] = []
         self._closing: asyncio.Task[None] | None = None
@@ -160,12 +156,7 @@ class Worker:
         self._loops = [create_task(self._due.run()), create_task(self._claims.run())]
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
     async def _close(self, grace_s: float) -> None:
@@ -192,48 +183,45 @@ class Worker:
             **self._options,
         )
 
-    async def _wake(self, wake: Wake) -> bool:
+    async def _wake(self, wake: Wake) -> None:
         owner = self._runtimes.owner(wake.execution_id)
         flow_id = ""
         if self._slots.limits.per_flow is not None:
             state = await owner.runtime.load_state(owner.own_id)
             flow_id = "" if state is None else state.flow_id
         if not self._slots.take(owner.own_id, flow_id, owner.tenant):
-            self._wakes_wait = True
-            return False
+            self._due_waits = True
+            return
         try:
             await owner.runtime.fire(owner.own_id)
         except (GateRefusedError, LeaseHeldError):
-            return False  # somebody else is about it, or was
+            return  # somebody else is about it, or was
         finally:
             if not owner.runtime.drives(owner.own_id):
                 self._slots.give_back(owner.own_id, owner.tenant)
         self._telemetry.woken(self._clock.now_ms() - wake.wake_at)
-        return True
 
-    async def _start_due(self, row: Schedule) -> bool:
+    async def _start_due(self, row: Schedule) -> None:
         owner = self._runtimes.owner(row.schedule_id)
-        occurrences = Occurrences(owner.runtime, Room(self._slots, owner.tenant))
         now_ms = self._clock.now_ms()
-        next_ms = await occurrences.start_due(row._replace(schedule_id=owner.own_id), now_ms)
+        own = row._replace(schedule_id=owner.own_id)
+        next_ms = await start_due(owner.runtime, own, self._slots, owner.tenant)
         if next_ms is not None and next_ms > now_ms:
             self._due.expect(next_ms)
         elif next_ms is not None:
-            self._wakes_wait = True
-        return True
+            self._due_waits = True
 
     def _rested(self, tenant: str | None, execution_id: str, state: State | None) -> None:
         self._slots.give_back(execution_id, tenant)
-        if state is not None and state.pending is not None and state.pending.wake_at is not None:
-            self._due.expect(state.pending.wake_at)
+        self._due.expect_wake(state)
 
     def _slots_changed(self, more: int) -> None:
         self._telemetry.driving(more)
         if more > 0:
             return
         self._claims.freed()
-        if self._wakes_wait:
-            self._wakes_wait = False
+        if self._due_waits:
+            self._due_waits = False
             self._due.expect(self._clock.now_ms())
 
     def _ago_s(self, at_ms: int | None) -> float | None:

@@ -213,9 +213,8 @@ class DrivenExecutions:
             del self.executions[execution_id]
         if state is not None:
             self.states.keep(state)
-        held = None if self.leases is None else self.leases.held(execution_id)
-        if self.leases is not None and held is not None:
-            self.leases.give_back(held)
+        if self.leases is not None:
+            self.leases.give_back_of(execution_id)
         for hear in tuple(self.at_rest):
             hear(live, state)
         self._tell(execution_id)

@@ -33,6 +33,7 @@ from loomfast._kernels import Envelope
 from loomfast._runtime.clock import Clock
 from loomfast._runtime.hooks import logger
 from loomfast.stores import EventStore, Lease, LeaseStore
+from loomfast.stores._spi_leases import check_ttl
 
 # How many renewals fall into the time of a lease, and how many more tries if one fails.
 RENEWALS = 3
@@ -91,12 +92,15 @@ class LeaseKeeper:
     `lost` is called with the id of an execution whose lease was lost.
     """
 
-    def __init__(self, leases: LeaseStore, clock: Clock, owner: str, ttl_s: float) -> None:
+    def __init__(
+        self, leases: LeaseStore, clock: Clock, entropy: Callable[[int], bytes], ttl_s: float
+    ) -> None:
+        check_ttl(ttl_s)
         self.ttl_s = ttl_s
         self.lost: Callable[[str], object] = lambda execution_id: None
         self._leases = leases
         self._clock = clock
-        self._owner = owner
+        self._owner = entropy(16).hex()
         self._held: dict[str, HeldLease] = {}
         self._returned: list[Lease] = []
         self._renewing: asyncio.Task[None] | None = None
@@ -126,6 +130,12 @@ class LeaseKeeper:
         self._returned.append(held.lease)
         if self._returning is None:
             self._returning = asyncio.get_running_loop().create_task(self._return())
+
+    def give_back_of(self, execution_id: str) -> None:
+        """Give back the lease that is held on an execution, if there is one."""
+        held = self._held.get(execution_id)
+        if held is not None:
+            self.give_back(held)
 
     async def close(self) -> None:
         """Give back what is still held, and renew no more."""

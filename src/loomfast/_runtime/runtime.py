@@ -11,10 +11,9 @@ import contextvars
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, Self
 
-from loomfast._core.arguments import text_argument
+from loomfast._core.arguments import count_argument, seconds_argument, text_argument
 from loomfast._core.definitions import FlowDefinition, FlowFunction
 from loomfast._errors import BadInputError, StorageWriteError
 from loomfast._kernels import Envelope, State
@@ -36,7 +35,6 @@ from loomfast._runtime.recovering import Recovered, Recovering
 from loomfast._runtime.starting import Starting
 from loomfast._runtime.waiting import Waiting
 from loomfast.stores import EventStore, Recovery
-from loomfast.stores._spi_leases import check_ttl
 
 # How long, in seconds, a cancelled run may take to unwind, and an effect to finish when the runtime closes.
 CANCEL_GRACE_S = 10.0
@@ -93,14 +91,12 @@ class WorkflowRuntime:
             raise BadInputError(f"store must be an EventStore, not {type(store).__name__}")
         if determinism not in ("error", "warn", "ignore"):
             raise BadInputError(f"determinism={determinism!r}: choose error, warn or ignore")
-        if step_threads < 1:
-            raise BadInputError(f"step_threads={step_threads}: must be 1 or more")
-        if snapshot_every is not None and snapshot_every < 1:
-            raise BadInputError(f"snapshot_every={snapshot_every}: must be 1 or more events")
-        if batch_events < 1:
-            raise BadInputError(f"batch_events={batch_events}: must be 1 or more")
-        _check_count("max_crashes", max_crashes)
-        _check_seconds("close_grace_s", close_grace_s)
+        count_argument("step_threads", step_threads)
+        count_argument("batch_events", batch_events)
+        if snapshot_every is not None:
+            count_argument("snapshot_every", snapshot_every)
+        count_argument("max_crashes", max_crashes)
+        seconds_argument("close_grace_s", close_grace_s)
         self.store = store
         self._close_grace_s = close_grace_s
         self._own_executor: Executor | None = None
@@ -121,8 +117,7 @@ class WorkflowRuntime:
         self._flows = FlowTable(flows)
         leases = None
         if lease_ttl_s is not None:
-            check_ttl(lease_ttl_s)
-            leases = LeaseKeeper(store.leases, deps.clock, entropy(16).hex(), lease_ttl_s)
+            leases = LeaseKeeper(store.leases, deps.clock, entropy, lease_ttl_s)
         self._driven = driven = DrivenExecutions(store, deps, hooks, batch_events=batch_events, leases=leases)
         self._waiting = Waiting(driven)
         self._starting = Starting(driven, self._flows, id_factory)
@@ -249,7 +244,7 @@ class WorkflowRuntime:
         nothing back, but then the execution waits for its run without a bound.
         """
         self._driven.check_open()
-        _check_seconds("grace_s", grace_s)
+        seconds_argument("grace_s", grace_s)
         return await self._cancelling.cancel(execution_id, reason, grace_s)
 
     # --- recovering ------------------------------------------------------------------------------
@@ -267,7 +262,6 @@ class WorkflowRuntime:
         `LeaseHeldError`, `StorageError`. Cancelling it takes nothing back.
         """
         self._driven.check_open()
-        _check_count("max_crashes", max_crashes)
         live = await self._recovering.recover(execution_id, max_crashes, fence)
         return self._waiting.handle(execution_id, live)
 
@@ -303,8 +297,6 @@ class WorkflowRuntime:
         on.
         """
         self._driven.check_open()
-        _check_count("concurrency", concurrency)
-        _check_count("max_crashes", max_crashes)
         return await self._recovering.recover_abandoned(concurrency, max_crashes)
 
     async def set_aside(self, *, after: str | None = None, limit: int = 100) -> list[Recovery]:
@@ -416,7 +408,7 @@ class WorkflowRuntime:
         store stays open: it is the caller's.
         """
         if grace_s is not None:
-            _check_seconds("grace_s", grace_s)
+            seconds_argument("grace_s", grace_s)
         await self._closing.close(self._close_grace_s if grace_s is None else grace_s)
         if self._own_executor is not None:
             self._own_executor.shutdown(wait=False, cancel_futures=True)
@@ -424,20 +416,5 @@ class WorkflowRuntime:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.close()
-
-
-def _check_seconds(name: str, seconds: float) -> None:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
-        raise BadInputError(f"{name}={seconds!r}: must be a number of seconds, 0 or more")
-
-
-def _check_count(name: str, count: int | None) -> None:
-    if count is not None and (type(count) is not int or count < 1):
-        raise BadInputError(f"{name}={count!r}: must be a whole number, 1 or more")
