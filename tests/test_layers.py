@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,6 +90,15 @@ def test_every_public_name_exists_and_is_listed_once() -> None:
     for name in loomfast.__all__:
         assert getattr(loomfast, name) is not None
     assert len(set(loomfast.__all__)) == len(loomfast.__all__)
+
+
+def test_what_most_programs_do_not_use_is_imported_on_first_use_and_listed_all_the_same() -> None:
+    ask = (
+        "import sys, loomfast\n"
+        "print('loomfast._nodes.worker' in sys.modules, {*loomfast.__all__} - {*dir(loomfast)})"
+    )
+    told = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "False set()"
 
 
 def test_everything_the_package_imports_for_users_is_public() -> None:

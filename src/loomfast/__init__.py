@@ -97,8 +97,6 @@ from loomfast._runtime.handle import ExecutionHandle
 from loomfast._runtime.journal import ExecutionJournal
 from loomfast._runtime.recovering import Recovered
 from loomfast._runtime.runtime import WorkflowRuntime
-from loomfast.projections import Projection, ProjectionRuntime, UiProjection
-from loomfast.readmodels import CatchUpReader, FilePosition, PositionKeeper, ReadModel
 from loomfast.stores import (
     Branch,
     BranchRegistry,
@@ -122,7 +120,6 @@ from loomfast.stores import (
     Wake,
     open_store,
 )
-from loomfast.verification import Fault, Verified, verify_store
 
 if TYPE_CHECKING:
     from loomfast._core.schedules import (
@@ -144,7 +141,10 @@ if TYPE_CHECKING:
     from loomfast._nodes.timers import TimerService
     from loomfast._nodes.worker import Health, Worker
     from loomfast._vectors import FOLD_VECTORS
+    from loomfast.projections import Projection, ProjectionRuntime, UiProjection
+    from loomfast.readmodels import CatchUpReader, FilePosition, PositionKeeper, ReadModel
     from loomfast.stores import PostgresEventStore, SqliteEventStore
+    from loomfast.verification import Fault, Verified, verify_store
 
 __version__ = "0.1.0"
 
@@ -327,8 +327,18 @@ _LATER = {
     "Health": "_nodes.worker",
     "Worker": "_nodes.worker",
     "FOLD_VECTORS": "_vectors",
+    "Projection": "projections",
+    "ProjectionRuntime": "projections",
+    "UiProjection": "projections",
+    "CatchUpReader": "readmodels",
+    "FilePosition": "readmodels",
+    "PositionKeeper": "readmodels",
+    "ReadModel": "readmodels",
     "PostgresEventStore": "stores",
     "SqliteEventStore": "stores",
+    "Fault": "verification",
+    "Verified": "verification",
+    "verify_store": "verification",
 }
 
 
@@ -338,3 +348,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"{__name__}.{module}"), name)
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
