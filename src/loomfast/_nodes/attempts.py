@@ -105,7 +105,7 @@ class Attempts:
 
     async def make(self, dispatch: Dispatch) -> Dispatched:
         """Attempt a dispatch until it is decided what became of it."""
-        attempt = _Attempt(dispatch)
+        dispatching = _Dispatching(dispatch)
         attempts = failed = 0
         place: _Place | None = None
         while True:
@@ -113,7 +113,7 @@ class Attempts:
             attempts += 1
             place.busy += 1
             try:
-                handle = await self._begin(attempt, place.worker)
+                handle = await self._begin(dispatching, place.worker)
                 return Dispatched(dispatch.execution_id, "rested", attempts, await handle.rest())
             except Exception as cause:
                 error = cause.with_traceback(None)
@@ -134,11 +134,11 @@ class Attempts:
                         error,
                     )
                 return Dispatched(dispatch.execution_id, outcome, attempts, None, error)
-            await self._clock.sleep(self._pause_s(attempt, failed))
+            await self._clock.sleep(self._pause_s(dispatching, failed))
 
-    async def _begin(self, attempt: _Attempt, worker: DispatchWorker) -> ExecutionHandle:
+    async def _begin(self, dispatching: _Dispatching, worker: DispatchWorker) -> ExecutionHandle:
         """Begin an attempt, to the end even if the caller is cancelled: who fences must drive."""
-        task = asyncio.get_running_loop().create_task(attempt.begin(worker))
+        task = asyncio.get_running_loop().create_task(dispatching.begin(worker))
         self._beginning.add(task)
         task.add_done_callback(self._begun)
         return await asyncio.shield(task)
@@ -167,14 +167,14 @@ class Attempts:
         others = [place for place in open_places if place is not but] or open_places
         return min(others, key=lambda place: place.busy)
 
-    def _pause_s(self, attempt: _Attempt, failed: int) -> float:
-        fence = None if attempt.allocation is None else attempt.allocation.fence
+    def _pause_s(self, dispatching: _Dispatching, failed: int) -> float:
+        fence = None if dispatching.allocation is None else dispatching.allocation.fence
         key = f"dispatch under fence {fence}"
-        return self._pauses.delay_s(attempt.dispatch.execution_id, key, max(failed, 1)) or 0.0
+        return self._pauses.delay_s(dispatching.dispatch.execution_id, key, max(failed, 1)) or 0.0
 
 
-class _Attempt:
-    """A dispatch, and the newest allocation of it."""
+class _Dispatching:
+    """A dispatch that attempts are made at, and the newest allocation of it."""
 
     def __init__(self, dispatch: Dispatch) -> None:
         self.dispatch = dispatch

@@ -78,7 +78,7 @@ class Runtimes:
 
     def _made(self, tenant: str | None, store: EventStore) -> WorkflowRuntime:
         runtime = self._all[tenant] = self._make(store)
-        runtime.at_rest(partial(self._rested, tenant))
+        runtime.on_rest(partial(self._rested, tenant))
         return runtime
 
     def _forget_idle(self) -> None:

@@ -66,7 +66,7 @@ class TimerService:
             on_error=on_error,
         )
         self.schedules = Schedules(runtime, changed=self._loop.expect)
-        self._unhear = runtime.at_rest(self._rested)
+        self._unhear = runtime.on_rest(self._rested)
         self._running: asyncio.Task[None] | None = None
         self._closed = False
 

@@ -226,8 +226,8 @@ class DrivenExecutions:
             if not watcher.done():
                 watcher.set_result(None)
 
-    def hear(self, hear: Callable[[str, State | None], object]) -> Callable[[], None]:
-        """See `WorkflowRuntime.at_rest`."""
+    def on_rest(self, hear: Callable[[str, State | None], object]) -> Callable[[], None]:
+        """See `WorkflowRuntime.on_rest`."""
 
         def rested(live: DrivenExecution, state: State | None) -> None:
             call(lambda state: hear(live.journal.execution_id, state), state)

@@ -384,12 +384,12 @@ class WorkflowRuntime:
         """Whether this runtime drives an execution now."""
         return self._driven.live(execution_id) is not None
 
-    def at_rest(self, hear: Callable[[str, State | None], object]) -> Callable[[], None]:
+    def on_rest(self, hear: Callable[[str, State | None], object]) -> Callable[[], None]:
         """Have `hear` called with the id of each execution that this runtime stops driving, and its state.
 
         The state is None where the run could not go on. Returns what ends it. What `hear` raises is logged.
         """
-        return self._driven.hear(hear)
+        return self._driven.on_rest(hear)
 
     # --- closing ---------------------------------------------------------------------------------
 
