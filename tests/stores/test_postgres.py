@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from loomfast._errors import BadInputError, StoreClosedError, UnknownExecutionEr
 from loomfast._kernels import fold_events
 from loomfast.stores import Lease, Recovery, Schedule, Wake
 from loomfast.stores import _postgres_reader as reader
+from loomfast.stores import _postgres_timers as timers
+from loomfast.stores._postgres_connections import AnyConnection
 from loomfast.testing.postgres import PostgresServer
 
 from .conftest import OpenPostgres
@@ -319,6 +322,32 @@ async def test_gates_with_a_time_are_due_from_their_suspension_until_their_answe
         assert await store.timers.due_wakes(200) == [due[0], *due[3:]]
         await store.copy_prefix("x4", "copy", 1)
         assert await store.timers.due_wakes(200, after=due[3]) == [due[4], Wake("copy", 200)]
+
+
+async def test_what_is_due_and_what_is_parked_are_pages_of_an_index(
+    open_postgres: OpenPostgres,
+) -> None:  # guarantee 23
+    parked = [f"x{n}" for n in range(2_000)]
+    gate = {"gate": 0, "on": "timer", "wakeAt": 1_000}
+    async with await open_postgres() as store:
+        await store.append_batch([event(execution_id, 0) for execution_id in parked])
+        await store.append_batch([event(name, 1, "EXECUTION_SUSPENDED", gate) for name in parked])
+        await store._read(None, lambda connection: connection.execute("ANALYZE executions"))
+        for index, sql, values in (
+            ("executions_by_wake", timers._WAKES, (1_000, 1_000, 1_500, 10)),
+            ("executions_by_status", reader._LIST_STATUS, (1_500, 10, "suspended")),
+        ):
+            lines = await store._read(None, partial(explained, sql=sql, values=values))
+            plan = "\n".join(line[0] for line in lines)
+            assert f"Index Scan using {index}" in plan, plan
+            assert "Filter" not in plan, plan
+            assert "Sort" not in plan, plan
+
+
+async def explained(connection: AnyConnection, sql: str, values: tuple[object, ...]) -> list[Any]:
+    """The lines of a query's plan, with what it came to."""
+    lines: list[Any] = await connection.fetch("EXPLAIN ANALYZE " + sql, *values)
+    return lines
 
 
 async def test_of_two_that_change_one_version_of_a_schedule_one_succeeds(open_postgres: OpenPostgres) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import apsw
 import pytest
 
 from loomfast.stores import Lease, Recovery, Schedule, SqliteEventStore, Wake
+from loomfast.stores import _sqlite_reader as reader
 from loomfast.stores import _sqlite_schema as schema
 from loomfast.stores import _sqlite_timers as timers
 from loomfast.stores._sqlite_migrations import MIGRATIONS
@@ -146,8 +149,61 @@ async def test_what_is_due_is_read_from_an_index_in_order(path: Path) -> None:  
     for sql, values in ((timers._WAKES, (0, 0, "x", 1)), (timers._DUE, (0, 0, b"", 1))):
         plan = " ".join(row[3] for row in connection.execute("EXPLAIN QUERY PLAN " + sql, values))
         assert "USING" in plan, plan
+        assert "SCAN" not in plan, plan
         assert "INDEX executions_by_wake (wake_at" in plan or "INDEX schedules_by_next ((next_ms" in plan, (
             plan
         )
         assert "TEMP B-TREE" not in plan, plan
     connection.close()
+
+
+async def test_a_page_of_what_is_due_at_one_instant_costs_the_same_at_the_front_and_at_the_end(
+    path: Path,
+) -> None:  # guarantee 23
+    parked = 2_000
+    async with await SqliteEventStore.open(path) as store:
+        await park(store, parked, {"gate": 0, "on": "timer", "wakeAt": 1_000})
+        assert len(await store.timers.due_wakes(1_000, limit=parked + 1)) == parked
+    connection = foreign(path)
+    steps = [
+        instructions(connection, timers.read_wakes, 1_000, after, 10)
+        for after in (Wake("x9", 1_000), Wake(f"x{parked - 20}", 1_000))
+    ]
+    connection.close()
+    assert steps[0] == pytest.approx(steps[1], rel=0.1)
+
+
+async def test_a_page_of_the_listing_costs_the_same_at_the_front_and_at_the_end(path: Path) -> None:
+    parked = 2_000
+    async with await SqliteEventStore.open(path) as store:
+        await park(store, parked, {"gate": 0, "on": "go"})
+        assert len(await store.list_executions(status="suspended", limit=parked + 1)) == parked
+    connection = foreign(path)
+    for status in (None, "suspended"):
+        steps = [
+            instructions(connection, reader.list_executions, status, after, 10) for after in (0, parked - 10)
+        ]
+        assert steps[0] == pytest.approx(steps[1], rel=0.1)
+    connection.close()
+
+
+async def park(store: SqliteEventStore, count: int, gate: dict[str, object]) -> None:
+    executions = [f"x{n}" for n in range(count)]
+    await store.append_batch([event(name, 0) for name in executions])
+    await store.append_batch([event(name, 1, "EXECUTION_SUSPENDED", gate) for name in executions])
+
+
+def instructions(connection: apsw.Connection, query: Callable[..., Sequence[object]], *values: object) -> int:
+    """How many of SQLite's instructions it takes to read a page of 10."""
+    count = 0
+
+    def step() -> bool:
+        nonlocal count
+        count += 1
+        return False
+
+    query(connection, *values)  # the first on a connection reads the schema
+    connection.set_progress_handler(step, 1)
+    assert len(query(connection, *values)) == 10
+    connection.set_progress_handler(None)
+    return count

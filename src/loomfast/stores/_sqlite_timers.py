@@ -29,10 +29,13 @@ from loomfast.stores._sqlite_writer import Ledger, Task
 if TYPE_CHECKING:
     from loomfast.stores._sqlite import SqliteEventStore
 
+# Behind a wake: those of its time, and those of later ones. Each half is a range of the index, and is read as
+# far as the page goes. A comparison of rows would walk over all of that time that stand before the page.
 _WAKES: Final = (
-    "SELECT id, wake_at FROM executions WHERE wake_at IS NOT NULL AND wake_at <= ?"
-    " AND (wake_at, number) > (?, ifnull((SELECT number FROM executions WHERE id = ?), 0))"
-    " ORDER BY wake_at, number LIMIT ?"
+    "SELECT id, wake_at, number FROM executions WHERE wake_at = ?2 AND wake_at <= ?1"
+    " AND number > ifnull((SELECT number FROM executions WHERE id = ?3), 0)"
+    " UNION ALL SELECT id, wake_at, number FROM executions WHERE wake_at > ?2 AND wake_at <= ?1"
+    " ORDER BY wake_at, number LIMIT ?4"
 )
 _SCHEDULE: Final = "SELECT id, body, next_ms, version FROM schedules WHERE "
 _DUE: Final = (
@@ -122,7 +125,7 @@ class DeleteSchedule(Task):
 
 def read_wakes(connection: apsw.Connection, at_ms: int, mark: Wake, limit: int) -> list[Wake]:
     rows = connection.execute(_WAKES, (at_ms, mark.wake_at, store_text(mark.execution_id), limit))
-    return [Wake(load_text(stored_id), stored_at) for stored_id, stored_at in rows]
+    return [Wake(load_text(stored_id), stored_at) for stored_id, stored_at, _ in rows]
 
 
 def read_schedules(connection: apsw.Connection, sql: str, values: tuple[int | bytes, ...]) -> Schedules:
