@@ -5,6 +5,9 @@ appended since onto it gives the state of now. A bounded number of states is kep
 that a session that is answered turn by turn does not fold its whole history at each turn. Nothing depends on
 it: a parked execution may be forgotten at any time, and every decision is made on what the store says now.
 
+A parked execution costs no memory. One with a short log is not kept at all, since folding it takes no longer
+than asking the store what is new; and however many have long ones, no more than `WARM_STATES` are.
+
 A snapshot is read only where the log before it has been truncated: folding a log is quicker than parsing a
 snapshot of it, and what is folded from the log cannot be stale or damaged. A snapshot that is not sound is
 reported and the next older one is tried; the rest of the log is folded onto it.
@@ -21,16 +24,23 @@ from loomfast._kernels import State
 from loomfast._runtime.hooks import logger
 from loomfast.stores import EventStore
 
-# How many map entries (steps, decisions, gates, stamps) the warm states may have in all: some 16 MiB.
+# How many map entries (steps, decisions, gates, stamps) the warm states may have in all: some 16 MiB, and
+# what steps and answers returned. A state is 1 KB by itself, so that they are bounded in number too.
 WARM_ENTRIES = 200_000
+WARM_STATES = 1_000
+# From how many events on a log is long enough for its state to be kept.
+LONG_LOG = 32
 
 
 class StateLoader:
     """Loads states, and keeps the ones used last."""
 
-    def __init__(self, store: EventStore, *, warm_entries: int = WARM_ENTRIES) -> None:
+    def __init__(
+        self, store: EventStore, *, warm_entries: int = WARM_ENTRIES, warm_states: int = WARM_STATES
+    ) -> None:
         self._store = store
         self._limit = warm_entries
+        self._most = warm_states
         self._warm: OrderedDict[str, State] = OrderedDict()
         self._entries = 0
 
@@ -78,13 +88,13 @@ class StateLoader:
         raise refused or truncated
 
     def keep(self, state: State) -> None:
-        """Keep a durable state warm, at the cost of those that were used longest ago."""
+        """Keep a durable state of a long log warm, at the cost of those that were used longest ago."""
         self.forget(state.execution_id)
-        if state.ended is not None or _entries(state) > self._limit:
+        if state.ended is not None or state.sequence + 1 < LONG_LOG or _entries(state) > self._limit:
             return
         self._warm[state.execution_id] = state
         self._entries += _entries(state)
-        while self._entries > self._limit:
+        while self._entries > self._limit or len(self._warm) > self._most:
             self.forget(next(iter(self._warm)))
 
     def forget(self, execution_id: str) -> None:
