@@ -178,7 +178,7 @@ class Answering:
         async def fits() -> None:
             drafted(await self._driven.states.load(execution_id))
 
-        if not patient:
+        if not patient and self._driven.leases is not None:
             await fits()  # which costs less than a claim
         async with self._driven.claimed(execution_id, fits if patient else None):
             return await self._tell_parked(execution_id, drafted, beaten, fenced=fenced)
