@@ -51,8 +51,8 @@ from loomfast._runtime.signals import AbortSignal
 # many may wait before `room` makes its caller wait too.
 BATCH_EVENTS = 512
 QUEUE_EVENTS = 8_192
-# How many turns of the loop what is queued waits for what follows it, while something does in each of them.
-# An effect that needs no waiting takes two.
+# How many turns of the loop what is queued waits for what follows it: one, and the others while something
+# does in each of them. An effect that needs no waiting takes two.
 GATHER_TURNS = 3
 
 
@@ -262,7 +262,7 @@ class ExecutionJournal:
         """Have the queue written in one of the loop's next turns, with what comes until then."""
         self._due = True
         self._turns = GATHER_TURNS
-        self._seen = self._next
+        self._seen = -1  # not looked yet: an effect that begins now has its first turn behind this call's
         asyncio.get_running_loop().call_soon(self._flush_due)
 
     def _flush_due(self) -> None:
