@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 import loomfast as lf
-from loomfast.bench import cases, driver, fold, logs, replay, startup
+from loomfast.bench import cases, driver, fold, logs, parked, replay, startup
 from loomfast.cli.bench import figure
 
 
@@ -135,6 +135,13 @@ def test_the_list_measures_nothing(invoke):
     assert [line.split()[0] for line in result.stdout.splitlines()] == [case.name for case in cases.CASES]
 
 
+def test_a_long_case_runs_only_when_it_is_named(invoke, only):
+    only(fake("fast", 0.25), fake("long", 0.25, long=True))
+    assert "what long is" not in invoke("bench").stdout
+    assert "what long is" in invoke("bench", "long").stdout
+    assert "what long is" in invoke("bench", "--list").stdout
+
+
 @pytest.mark.parametrize("part", logs.PARTS)
 def test_live_logs_of_each_part_fold_on_and_keep_their_older_states(part):
     measured = fold.live_cost(part, (10, 40), rounds=2)
@@ -187,6 +194,33 @@ def test_the_drivers_return_the_same_rows_and_are_measured_on_both_tasks():
 
 def test_replay_from_sqlite_checks_its_answer_and_measures():
     assert replay.from_sqlite(500, 1)["loomfast"] > 0
+
+
+def test_parked_executions_are_measured_few_and_many_in_the_same_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    kinds = parked.TIMES + parked.MEMORY
+    measured = parked.on_sqlite(200, 400, 20, 2, kinds)
+    assert set(measured) == {f"{kind} {number}" for kind in kinds for number in (200, 400)}
+    assert min(measured.values()) > 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_grows_most_with_the_number_of_parked_executions_is_judged():
+    measured = {"start 10": 2.0, "wake 10": 1.0, "start 100": 3.0, "wake 100": 4.0}
+    assert cases._worst_growth(measured) == 4
+
+
+async def test_wakes_that_do_not_run_each_effect_once_are_no_measurement(tmp_path, monkeypatch):
+    clock = parked._Clock()
+    store = await lf.SqliteEventStore.open(tmp_path / "parked.db")
+    async with store, lf.WorkflowRuntime(store, clock=clock) as runtime:
+        some = parked._Parked(store, runtime, clock, 200)
+        await some.park(20, 2)
+        await some.play(1, 20)
+        parked._ran[7] += 1
+        monkeypatch.setattr(parked._ran, "clear", lambda: None)
+        with pytest.raises(AssertionError, match="effects ran 41 times for 20 that were due"):
+            await some.play(2, 20)
 
 
 def test_import_cost_is_what_comes_beyond_asyncio():

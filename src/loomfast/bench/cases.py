@@ -20,7 +20,8 @@ class Case:
 
     `measure(quick)` returns a figure per variant, in `unit` (`s` per call or event, or `B`); it raises
     `AssertionError` when the variants' answers differ and `ImportError` when a peer is not installed.
-    `judge` makes the ratio. `gate` cases are what `loomfast bench --check` runs.
+    `judge` makes the ratio. `gate` cases are what `loomfast bench --check` runs; `long` ones take many
+    minutes and run only when they are named.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Case:
     limit: float
     unit: str = "s"
     gate: bool = False
+    long: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +274,52 @@ def _stall(quick: bool) -> Measured:
     return stall(5_000 if quick else 50_000)
 
 
+# How many parked executions a case compares with, and how many it wakes at once. So few fill whatever is
+# remembered up to a bound, so that many show what grows without one.
+FEW = 10_000
+WOKEN = 1_000
+
+
+def _parked_sqlite(many: int) -> Callable[[bool], Measured]:
+    def measure(quick: bool) -> Measured:
+        from loomfast.bench import parked
+
+        return parked.on_sqlite(*_parked_numbers(many, quick), parked.TIMES)
+
+    return measure
+
+
+def _parked_memory(many: int) -> Callable[[bool], Measured]:
+    def measure(quick: bool) -> Measured:
+        from loomfast.bench import parked
+
+        return parked.on_sqlite(*_parked_numbers(many, quick), parked.MEMORY)
+
+    return measure
+
+
+def _parked_postgres(many: int) -> Callable[[bool], Measured]:
+    def measure(quick: bool) -> Measured:
+        from loomfast.bench import parked
+
+        return parked.on_postgres(*_parked_numbers(many, quick))
+
+    return measure
+
+
+def _parked_numbers(many: int, quick: bool) -> tuple[int, int, int, int]:
+    """Few, many, how many of them are woken at once, and how often."""
+    return (FEW // 2, many // 5, WOKEN // 10, 2) if quick else (FEW, many, WOKEN, 5)
+
+
+def _worst_growth(measured: Mapping[str, float]) -> float:
+    """Judge what is measured with many parked against the same with few, by the part where it does worst."""
+    parts: dict[str, list[float]] = {}
+    for name, figure in measured.items():
+        parts.setdefault(name.split()[0], []).append(figure)
+    return max(many / few for few, many in parts.values())
+
+
 CASES: tuple[Case, ...] = (
     Case(
         "fnv1a64",
@@ -456,6 +504,53 @@ CASES: tuple[Case, ...] = (
         1.0,
     ),
     Case(
+        "parked-sqlite",
+        "starting, listing and waking on SQLite with 100,000 parked, the worst, against 10,000",
+        _parked_sqlite(100_000),
+        _worst_growth,
+        2.0,
+    ),
+    Case(
+        "parked-sqlite-1m",
+        "the same with 1,000,000 parked",
+        _parked_sqlite(1_000_000),
+        _worst_growth,
+        2.0,
+        long=True,
+    ),
+    Case(
+        "parked-memory",
+        "memory of a process that has parked 100,000 on SQLite and woken thousands, against 10,000",
+        _parked_memory(100_000),
+        _worst_growth,
+        1.15,
+        unit="B",
+    ),
+    Case(
+        "parked-memory-1m",
+        "the same with 1,000,000 parked",
+        _parked_memory(1_000_000),
+        _worst_growth,
+        1.15,
+        unit="B",
+        long=True,
+    ),
+    Case(
+        "parked-postgres",
+        "starting, listing and waking on PostgreSQL with 50,000 parked, the worst, against 10,000",
+        _parked_postgres(50_000),
+        _worst_growth,
+        2.0,
+    ),
+    Case(
+        "parked-postgres-1m",
+        "the same with 1,000,000 parked",
+        _parked_postgres(1_000_000),
+        _worst_growth,
+        2.0,
+        long=True,
+    ),
+    Case(
         "driver",
         "rows fetched and inserted by apsw, per row, against sqlite3",
         _drivers,
@@ -481,6 +576,9 @@ CASES: tuple[Case, ...] = (
 
 
 def choose(names: Iterable[str]) -> list[Case]:
-    """Return the cases of these names, all of them for none. Raises `KeyError` for a name that is none."""
+    """Return the cases of these names, all but the long ones for none.
+
+    Raises `KeyError` for a name that is none.
+    """
     by_name = {case.name: case for case in CASES}
-    return [by_name[name] for name in names] or list(CASES)
+    return [by_name[name] for name in names] or [case for case in CASES if not case.long]

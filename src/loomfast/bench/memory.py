@@ -31,7 +31,8 @@ def _grown(variant: str, versions: int) -> int:
     return int(grown)
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
+    """Return how much of this process is in memory. Raises `ImportError` on a system that does not tell."""
     try:
         with open("/proc/self/statm", encoding="ascii") as numbers:
             return int(numbers.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -48,7 +49,7 @@ def _hold(variant: str, versions: int) -> None:
         log = LiveLog(SIZE, logs.emit())
         version: Any = log.state.emits
         keys = [logs.spread(n) for n in new]
-        before = _resident_bytes()
+        before = resident_bytes()
         for place, key in enumerate(keys):
             held[place] = version = version.bump(key)
     else:
@@ -56,10 +57,10 @@ def _hold(variant: str, versions: int) -> None:
 
         version = immutables.Map({logs.spread(n): 1 for n in range(SIZE)})
         keys = [logs.spread(n) for n in new]
-        before = _resident_bytes()
+        before = resident_bytes()
         for place, key in enumerate(keys):
             held[place] = version = version.set(key, 1)
-    grown = _resident_bytes() - before
+    grown = resident_bytes() - before
     print(grown, sum(len(version) == SIZE + place + 1 for place, version in enumerate(held)))
 
 
