@@ -4,7 +4,8 @@ What lives here: `Network`, a thread with an event loop of its own, so that the 
 byte, and `Link`, one proxy in it. What must not: when what is disturbed.
 
 A link that is *cut* has closed its connections, and refuses new ones. One that is *frozen* keeps them open,
-accepts new ones too, and forwards nothing: what was sent meanwhile arrives once it is *healed*.
+accepts new ones too, and forwards nothing: what was sent meanwhile arrives once it is *healed*. One that has
+*lost* its connections forwards new ones only: the old ones stay open and silent for ever.
 """
 
 from __future__ import annotations
@@ -48,23 +49,35 @@ class Link:
         self._open = True
         self._flowing.set()
 
+    def lose(self) -> None:
+        self._flowing.clear()
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+
     def close(self) -> None:
         self.cut()
         if self._server is not None:
             self._server.close()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.CancelledError):  # when the network ends
+            await self._connect(reader, writer)
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if not self._open:
             writer.transport.abort()
             return
         self._writers.add(writer)
+        flowing = self._flowing
         try:
-            await self._flowing.wait()
+            await flowing.wait()
             with contextlib.suppress(OSError):
                 far_reader, far_writer = await asyncio.open_unix_connection(self._target)
                 self._writers.add(far_writer)
                 try:
-                    await asyncio.gather(self._pass(reader, far_writer), self._pass(far_reader, writer))
+                    await asyncio.gather(
+                        self._pass(reader, far_writer, flowing), self._pass(far_reader, writer, flowing)
+                    )
                 finally:
                     self._writers.discard(far_writer)
                     far_writer.close()
@@ -72,10 +85,12 @@ class Link:
             self._writers.discard(writer)
             writer.close()
 
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flowing: asyncio.Event
+    ) -> None:
         with contextlib.suppress(OSError):
             while piece := await reader.read(PIECE):
-                await self._flowing.wait()
+                await flowing.wait()
                 self.passed += len(piece)
                 writer.write(piece)
                 await writer.drain()
