@@ -10,6 +10,7 @@ Testimony is that of `tests/soak/testimony.py`, with these further words:
     disturbed kind pid        this process is about to be disturbed; pid is null for all of them
     calm kind pid             and this is over, its lease time included
     process pid name          a process was started
+    closed pid                it was ended in order
 """
 
 from __future__ import annotations

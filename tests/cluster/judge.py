@@ -110,6 +110,7 @@ class Hearing:
             yield str(error)
             return
         counts[f"{state.status} executions"] += 1
+        counts["in doubt"] += sum(event.event_type == "EFFECT_INDOUBT" for event in log)
         told = self._told.get(execution_id, Told())
         for fault in (
             *log_faults(log),

@@ -109,6 +109,7 @@ class Member:
         assert stdin is not None
         async with asyncio.timeout(PATIENCE_S):
             await self._ended(lambda: self.signal(signal.SIGTERM) if self.is_worker else stdin.close())
+        self._say("closed", self.pid)
         if self._process.returncode:
             self._say("broken", f"{self.name} was closed and ended with {self._process.returncode}")
 

@@ -58,8 +58,9 @@ def text_of(verdict: Verdict) -> str:
             f"{counts['cancelled executions']} cancelled) with {counts['events']} events; "
             f"{counts['compared']} held against an undisturbed run",
             f"disturbed: {among('disturbed ')}; {counts['process']} processes started, "
-            f"{counts['lost']} leases lost",
-            f"{counts['begin']} effects begun; again after: {among('again after ')}",
+            f"{counts['closed']} ended in order, {counts['lost']} leases lost",
+            f"{counts['begin']} effects begun; again after: {among('again after ')}; "
+            f"{counts['in doubt']} at-most-once steps in doubt, {counts['released']} of them released",
             f"{counts['committed']} events, {counts['started']} starts, {counts['answered']} answers, "
             f"{counts['cancelled']} cancels and {counts['result']} results acknowledged; "
             f"{counts['failed']} calls refused or failed",
