@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,14 +30,6 @@ E1 = "client-0-1"
 OCCURRENCES = 4
 PID = os.getpid()
 OTHER = PID + 1
-
-
-@dataclass
-class Sound:
-    """A cluster in this process, which nothing befalls."""
-
-    store: lf.EventStore
-    history: History
 
 
 async def played(store: lf.EventStore, testimony: Path) -> History:
@@ -117,7 +108,8 @@ def cut_before(history: History, execution_id: str, event_type: str, occurrence:
 
 
 def altered(event: lf.Envelope, **changes: Any) -> lf.Envelope:
-    wire = lf.Envelope(
+    """The event with another type, body or fence."""
+    return lf.Envelope(
         event.execution_id,
         event.sequence,
         changes.get("event_type", event.event_type),
@@ -127,7 +119,6 @@ def altered(event: lf.Envelope, **changes: Any) -> lf.Envelope:
         event.stamp,
         changes.get("fence", event.fence),
     )
-    return wire
 
 
 def executed_again(history: History) -> None:
