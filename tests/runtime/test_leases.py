@@ -232,6 +232,100 @@ def test_a_loop_that_was_blocked_past_the_expiry_refuses_its_own_writes() -> Non
         assert len(appended) == 1
 
 
+def stop() -> None:
+    """As if this process were stopped for longer than its leases last."""
+    asyncio.get_running_loop()._virtual_s += 2 * TTL_S  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("at_most_once", [False, True])
+def test_an_effect_does_not_begin_in_a_process_that_was_stopped_past_the_expiry(at_most_once: bool) -> None:
+    """F18: all that comes before it is durable; by now it may be under way, or resolved, elsewhere."""
+
+    @virtually
+    async def main() -> None:
+        store = Store()
+        write = store.write
+        last_before = "STEP_STARTED" if at_most_once else "DECISION_RECORDED"
+
+        def write_and_stop(envelopes: Sequence[lf.Envelope]) -> asyncio.Future[Exception | None] | None:
+            written = write(envelopes)
+            if any(event.event_type == last_before for event in envelopes):
+                stop()
+            return written
+
+        @lf.step(at_most_once=at_most_once)
+        async def once() -> None:
+            effects.append("began")
+
+        @lf.flow
+        async def flow(ctx: lf.WorkflowContext, input: Any) -> None:
+            await ctx.decide("first", lambda: 1)
+            await ctx.run(once)
+
+        store.write = write_and_stop  # type: ignore[method-assign]
+        async with node(store, 1) as one:
+            with pytest.raises((lf.StorageWriteError, lf.LeaseLostError)):
+                await (await one.start(flow, execution_id="x")).rest()
+        assert last_before in kinds(await store.read("x"))
+        assert effects == []
+
+
+def test_a_node_that_gets_its_lease_too_late_does_not_fence_out_who_has_it_by_then() -> None:
+    """F18: the answer to its claim takes longer than the lease lasts, as over a line that was down."""
+
+    @virtually
+    async def main() -> None:
+        store = Store()
+        acquire = store.leases.acquire
+
+        async def late(key: str, owner: str, ttl_s: float) -> lf.Lease | None:
+            lease = await acquire(key, owner, ttl_s)
+            if owner == slow_owner:
+                await asyncio.sleep(2 * TTL_S)
+            return lease
+
+        async with node(store, 1) as dead:
+            await dead.start(working, 5, execution_id="x")
+            await asyncio.sleep(0.1)
+            await dead.close(grace_s=0)
+        store.leases.acquire = late  # type: ignore[method-assign]
+        slow, two = node(store, 2, working), node(store, 3, working)
+        assert slow._driven.leases is not None
+        slow_owner = slow._driven.leases._owner
+        async with slow, two:
+            claiming = asyncio.create_task(slow.recover("x"))
+            await asyncio.sleep(1.5 * TTL_S)
+            handle = await two.recover("x")
+            with pytest.raises(lf.LeaseHeldError):
+                await claiming
+            assert await handle.result() == "worked"
+        assert effects == ["began", "began", "ended"]
+
+
+def test_a_node_that_was_stopped_between_its_claim_and_its_fence_leaves_it_to_others() -> None:
+    """F18: whoever has the lease by then drives, and is not fenced out."""
+
+    @virtually
+    async def main() -> None:
+        store = Store()
+        async with node(store, 1) as dead:
+            await dead.start(working, 5, execution_id="x")
+            await asyncio.sleep(0.1)
+            await dead.close(grace_s=0)
+        account_of, newest = store.recoveries.get, await store.acquire_fence("x")
+
+        async def stop_and_look(execution_id: str) -> lf.Recovery | None:
+            stop()
+            return await account_of(execution_id)
+
+        store.recoveries.get = stop_and_look  # type: ignore[method-assign]
+        async with node(store, 2, working) as one:
+            with pytest.raises(lf.LeaseLostError):
+                await one.recover("x")
+        assert await store.acquire_fence("x") == newest + 1
+        assert effects == ["began"]
+
+
 def test_an_answer_waits_for_the_node_whose_run_still_unwinds_behind_the_open_gate() -> None:
     """F10 (c), across nodes."""
 

@@ -67,7 +67,7 @@ FLOWS = """
     async def slow(ctx, input):
         async def works():
             effect("began " + input)
-            await asyncio.sleep(0 if os.path.exists(path + ".second") else 3)
+            await asyncio.sleep(0 if os.path.exists(path + ".second") else 600)
             effect("ended " + input)
             return "worked"
         return await ctx.run(works, key="s")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from random import Random
 from typing import Any, Protocol, TypeAlias
 
@@ -20,7 +21,19 @@ import loomfast as lf
 # What to do, one after another: an act and what it is about.
 Plan: TypeAlias = list[tuple[str, Any]]
 
-ACTS = ("note", "show", "work", "thread", "once", "declines", "retries", "choose", "gate", "sleep")
+# The acts of a plan, and how often each is drawn.
+ACTS = {
+    "note": 5,
+    "show": 2,
+    "work": 3,
+    "thread": 1,
+    "once": 2,
+    "declines": 1,
+    "retries": 1,
+    "choose": 2,
+    "gate": 2,
+    "sleep": 1,
+}
 INEXACT_ACTS = ("both", "chat")
 # Few, so that contents repeat.
 WORDS = ("ask", "look", "tell")
@@ -45,12 +58,12 @@ class Declined(Exception):
     """A failure that is part of a step's result."""
 
 
-def plan_of(random: Random) -> Plan:
-    """Draw a plan."""
-    acts = random.choices(ACTS, weights=(5, 2, 3, 1, 2, 1, 1, 2, 2, 1), k=random.randint(4, 12))
+def plan_of(random: Random, acts_of: Mapping[str, int] = ACTS, *, sleep_ms: int = 80) -> Plan:
+    """Draw a plan of some acts, by their weights; a sleep is shorter than `sleep_ms`."""
+    acts = random.choices(tuple(acts_of), weights=tuple(acts_of.values()), k=random.randint(4, 12))
     if random.random() < 0.25:
         acts.insert(random.randrange(len(acts)), random.choice(INEXACT_ACTS))
-    about = {"sleep": lambda: random.randrange(80) / 1000}
+    about = {"sleep": lambda: random.randrange(sleep_ms) / 1000}
     return [(act, about.get(act, lambda: random.choice(WORDS))()) for act in acts]
 
 
@@ -113,6 +126,8 @@ def errand_in(world: World) -> lf.FlowDefinition:
                 ctx.emit("note", {"word": about})
             elif act == "show":
                 ctx.ui.append("words", about)
+            elif act == "stream":
+                ctx.stream("words", about)
             elif act == "choose":
                 outcomes.append(await ctx.decide("choice", world.choose))
                 ctx.emit("chosen", outcomes[-1])

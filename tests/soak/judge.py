@@ -5,12 +5,7 @@ standard input when to look and answers with one line of JSON. What must not: an
 
 It reads the testimony from where it stopped, and then every log that was spoken of since, or has not ended:
 
-- *Nothing acknowledged is lost.* Each event said to be durable is in the log, checksum for checksum; a
-  started execution has its sequence 0, with the plan that was asked for; an accepted answer has passed its
-  gate; a result is what the log ends with.
-- *No completed step is repeated.* Once a step's outcome has been said to be durable, or was seen in the
-  store, or was inherited by a fork, no effect of it begins. An at-most-once effect begins once, behind a
-  durable STEP_STARTED. What is recorded as an output is what the effect said it did.
+- Nothing acknowledged is lost and no completed step is repeated: see `told`.
 - *No proven emit is doubled, none is lost*: see `undisturbed`.
 - The log is well-formed (`log_faults`), and the store's fold is the fold of the log.
 
@@ -25,36 +20,16 @@ import json
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
-from zlib import crc32
 
 import loomfast as lf
 from loomfast.stores import EventStore, open_store
 from loomfast.testing import log_faults
-from tests.soak.flows import ANSWER, ONCE, Plan
+from tests.soak.flows import ANSWER
 from tests.soak.testimony import lines
+from tests.soak.told import OTHERS, PROMISES, Told, effects, promises
 from tests.soak.undisturbed import answer_to, differences, undisturbed
-
-# What counts as an acknowledgement.
-PROMISES = ("started", "existed", "committed", "answered", "result", "forked")
-
-
-@dataclass
-class Told:
-    """What has been said of one execution, and what was seen of it."""
-
-    plan: Plan | None = None
-    exists: bool = False
-    committed: dict[int, tuple[str, int]] = field(default_factory=dict)
-    answered: set[int] = field(default_factory=set)
-    results: list[Any] = field(default_factory=list)
-    begun: Counter[str] = field(default_factory=Counter)
-    ended: set[tuple[str, str]] = field(default_factory=set)
-    settled: set[str] = field(default_factory=set)
-    over: bool = False
 
 
 class Judge:
@@ -89,35 +64,12 @@ class Judge:
                 self.counts[word] += 1
                 if word == "broken":
                     broken.append(said[0])
-                elif word in PROMISES or word in ("asked", "begin", "end"):
-                    self._hear(word, self._told.setdefault(said[0], Told()), said, broken)
-                    yield said[0]
+                elif word in PROMISES or word in OTHERS:
+                    execution_id, *rest = said
+                    found = self._told.setdefault(execution_id, Told()).hear(word, rest)
+                    broken += (f"execution {execution_id!r}: {fault}" for fault in found)
+                    yield execution_id
             self._read = testimony.tell()
-
-    def _hear(self, word: str, told: Told, said: list[Any], broken: list[str]) -> None:
-        if word == "asked":
-            told.plan = said[1]
-        elif word == "committed":
-            told.committed[said[1]] = (said[2], said[3])
-            if said[2] == "STEP_COMPLETED":
-                told.settled.add(said[4]["key"])
-        elif word == "begin":
-            key = said[1]
-            told.begun[key] += 1
-            if key in told.settled:
-                broken.append(f"execution {said[0]!r}: step {key!r} was executed again")
-            if key.startswith(ONCE) and told.begun[key] > 1:
-                broken.append(
-                    f"execution {said[0]!r}: step {key!r}, at most once, ran {told.begun[key]} times"
-                )
-        elif word == "end":
-            told.ended.add((said[1], said[2]))
-        elif word == "answered":
-            told.answered.add(said[1])
-        elif word == "result":
-            told.results.append(said[1])
-        if word in ("started", "existed", "forked"):
-            told.exists = True
 
     # --- one execution ---------------------------------------------------------------------------
 
@@ -133,7 +85,7 @@ class Judge:
             yield fault
         if await store.fold(execution_id) != state:
             yield "the store's fold is not the fold of its log"
-        for fault in (*_promises(log, told), *_effects(log, told)):
+        for fault in (*promises(log, told), *effects(log, told), *_answers(log)):
             yield fault
         if told.over:
             plan = log[0].payload["input"]
@@ -143,50 +95,12 @@ class Judge:
                 yield fault
 
 
-def _promises(log: list[lf.Envelope], told: Told) -> Iterator[str]:
-    if told.plan is not None and log[0].payload["input"] != told.plan:
-        yield f"was started with {log[0].payload['input']}, not with {told.plan}"
-    for sequence, (kind, checksum) in told.committed.items():
-        if sequence >= len(log):
-            yield f"{kind} at {sequence} was acknowledged and is lost"
-            continue
-        event = log[sequence]
-        assert isinstance(event.body, bytes)
-        if (event.event_type, crc32(event.body)) != (kind, checksum):
-            yield f"{kind} at {sequence} was acknowledged, and the log has {event.event_type} {event.body!r}"
-    passed = {event.payload["gate"] for event in log if event.event_type == "EXECUTION_RESUMED"}
-    for gate in told.answered - passed:
-        yield f"the answer to gate {gate} was acknowledged and is lost"
+def _answers(log: list[lf.Envelope]) -> Iterator[str]:
     for before, event in pairwise(log):
         if event.event_type == "EXECUTION_RESUMED" and event.payload["on"] == ANSWER:
             gate = event.payload["gate"]
             if before.payload != answer_to(gate):
                 yield f"gate {gate} was answered with {before.payload}"
-    for result in told.results:
-        if log[-1].event_type != "EXECUTION_COMPLETED" or log[-1].payload["output"] != result:
-            yield f"gave the result {result}, and its log ends with {log[-1].event_type} {log[-1].payload}"
-
-
-def _effects(log: list[lf.Envelope], told: Told) -> Iterator[str]:
-    started: set[str] = set()
-    doubted: set[str] = set()
-    for event in log:
-        key = event.payload["key"] if event.event_type.startswith("STEP_") else None
-        inherited = event.metadata is not None and "forkOf" in event.metadata
-        if event.event_type == "EFFECT_INDOUBT":
-            doubted.add(event.payload["key"])
-        elif event.event_type == "STEP_STARTED" and not inherited:
-            started.add(event.payload["key"])
-        elif event.event_type == "STEP_COMPLETED":
-            output = event.payload["output"]
-            if inherited and told.begun[event.payload["key"]]:
-                yield f"step {key!r}, which it inherits, was executed"
-            elif not inherited and key not in doubted and (key, output) not in told.ended:
-                yield f"step {key!r} is recorded with {output!r}, which no effect gave"
-            told.settled.add(event.payload["key"])
-    for key in told.begun:
-        if key.startswith(ONCE) and key not in started:
-            yield f"step {key!r}, at most once, ran before its start was durable"
 
 
 async def main(db: str, testimony: Path) -> None:

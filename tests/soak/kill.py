@@ -16,7 +16,7 @@ from pathlib import Path
 
 from loomfast.testing.postgres import PostgresServer
 from tests.soak.driver import Report, Soak
-from tests.soak.judge import PROMISES
+from tests.soak.told import PROMISES
 
 SHOWN = 20
 

@@ -13,8 +13,8 @@ import pytest
 from loomfast.testing.postgres import PostgresServer
 from tests import breakages
 from tests.soak.driver import Soak
-from tests.soak.judge import PROMISES
 from tests.soak.kill import text_of
+from tests.soak.told import PROMISES
 
 
 async def test_workers_killed_on_sqlite_lose_repeat_and_double_nothing(tmp_path: Path) -> None:

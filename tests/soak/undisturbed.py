@@ -1,7 +1,7 @@
 """The same errand, undisturbed: what its log would be if nobody had killed anything.
 
-What lives here: `undisturbed`, which plays a plan in memory with the choices and outputs that a log recorded,
-and `differences`, which holds that log against it. What must not: what processes said (judge).
+What lives here: `undisturbed`, which plays a plan in memory with the choices, answers and outputs that a log
+recorded, and `differences`, which holds that log against it. What must not: what processes said (judge).
 """
 
 from __future__ import annotations
@@ -38,6 +38,11 @@ class Recorded:
         payloads = [(event.event_type, event.payload) for event in log]
         self._outputs = {said["key"]: said["output"] for kind, said in payloads if kind == "STEP_COMPLETED"}
         self._choices = iter([said["choice"] for kind, said in payloads if kind == "DECISION_RECORDED"])
+        self.answers = {
+            payloads[place + 1][1]["gate"]: said
+            for place, (kind, said) in enumerate(payloads)
+            if kind == ANSWER
+        }
 
     def begin(self, fx: lf.EffectContext) -> float:
         return 0.0
@@ -66,7 +71,8 @@ class Leaping:
 
 async def undisturbed(plan: Plan, log: Sequence[lf.Envelope]) -> Clean:
     """Play `plan` to its end, with what `log` recorded."""
-    errand = errand_in(Recorded(log))
+    recorded = Recorded(log)
+    errand = errand_in(recorded)
     runs: list[Run] = []
 
     @lf.flow(id=errand.id)
@@ -83,7 +89,7 @@ async def undisturbed(plan: Plan, log: Sequence[lf.Envelope]) -> Clean:
             gate = state.pending
             assert gate is not None
             if gate.wake_at is None:
-                handle = await runtime.resume("undisturbed", ANSWER, answer_to(gate.ordinal))
+                handle = await runtime.resume("undisturbed", ANSWER, recorded.answers.get(gate.ordinal))
             else:
                 handle = await runtime.fire("undisturbed")
         return Clean(await store.read("undisturbed"), runs[-1].made)

@@ -12,9 +12,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from random import Random
+from functools import partial
 from typing import Any
-from zlib import crc32
 
 import pytest
 
@@ -22,6 +21,7 @@ import loomfast as lf
 from loomfast.stores import open_store
 from tests import breakages
 from tests.soak.flows import Plan, errand_in
+from tests.soak.outside import Outside, committed
 from tests.soak.testimony import lines, say
 
 STDOUT = 1
@@ -32,33 +32,6 @@ LOOK_S = 0.1
 SNAPSHOT_EVERY = 8
 # An errand may be killed in every round: being set aside is another test's.
 MAX_CRASHES = 1_000_000
-# The payloads that tell the driver what an execution waits for.
-TELLING = ("EXECUTION_SUSPENDED", "EFFECT_INDOUBT", "STEP_COMPLETED", "STEP_CANCELLED")
-
-
-class Outside:
-    """The world of a worker: what its effects do is to say that they do it."""
-
-    def __init__(self, seed: str) -> None:
-        self._random = Random(seed)
-
-    def begin(self, fx: lf.EffectContext) -> float:
-        say(STDOUT, "begin", fx.execution_id, fx.key, fx.attempt)
-        return self._random.random() * LONGEST_EFFECT_S
-
-    def end(self, fx: lf.EffectContext, output: str) -> str:
-        say(STDOUT, "end", fx.execution_id, fx.key, output)
-        return output
-
-    def choose(self) -> int:
-        return self._random.getrandbits(32)
-
-
-def committed(event: lf.Envelope) -> None:
-    """Say that an event is durable."""
-    payload = event.payload if event.event_type in TELLING else None
-    assert isinstance(event.body, bytes)
-    say(STDOUT, "committed", event.execution_id, event.sequence, event.event_type, crc32(event.body), payload)
 
 
 class Worker:
@@ -112,7 +85,7 @@ class Worker:
         handle = await self._runtime.resume(
             execution_id, event_type, payload, gate=gate, resume_id=f"answer-{gate}"
         )
-        say(STDOUT, "answered", execution_id, gate)
+        say(STDOUT, "answered", execution_id, gate, payload)
         await self._result(handle)
 
     async def fire(self, execution_id: str) -> None:
@@ -150,13 +123,13 @@ async def main(db: str, seed: str, lease_ttl_s: float | None) -> None:
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(commands), sys.stdin
     )
-    errand = errand_in(Outside(seed))
+    errand = errand_in(Outside(STDOUT, seed, LONGEST_EFFECT_S))
     async with (
         await open_store(db) as store,
         lf.WorkflowRuntime(
             store,
             flows=[errand],
-            on_commit=committed,
+            on_commit=partial(committed, STDOUT),
             snapshot_every=SNAPSHOT_EVERY,
             lease_ttl_s=lease_ttl_s,
         ) as runtime,

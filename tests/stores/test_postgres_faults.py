@@ -26,6 +26,7 @@ from loomfast.stores import PostgresEventStore
 from loomfast.stores._postgres_connections import write_error
 from loomfast.stores._postgres_ledger import APPEND
 from loomfast.testing.postgres import PostgresServer
+from tests.cluster.network import Network
 
 from .conftest import OpenPostgres
 from .logs import event, log
@@ -94,6 +95,31 @@ async def test_every_kind_of_call_goes_on_after_its_connections_were_dropped(
             await drop_connections(postgres_server, but=None)
             await call()
         assert await store.read("x") == log("x", 4)
+
+
+async def test_connections_that_fall_silent_are_given_up_after_one_timeout_and_not_two(
+    postgres_server: PostgresServer, new_schema: str
+) -> None:
+    """As behind a firewall that forgets them: no end of the line ever says so, and new ones would do."""
+    with Network() as network:
+        link = network.link(str(postgres_server.folder / ".s.PGSQL.5432"))
+        async with await PostgresEventStore.open(
+            f"postgresql://loomfast@127.0.0.1:{link.port}/postgres",
+            schema=new_schema,
+            timeout_ms=2_000,
+            reconnect_timeout_ms=3_900,  # behind a second timeout there is no patience left
+        ) as store:
+            await store.append_batch(log("x", 3))
+            assert await store.read("x") == log("x", 3)
+            network.do(link.lose)
+            read, leased, _ = await asyncio.gather(
+                store.read("x"),
+                store.leases.acquire("k", "o", 60),
+                store.append_batch(log("x", 1, first=3)),
+            )
+            assert read[:3] == log("x", 3)
+            assert leased is not None
+            assert await store.read("x") == log("x", 4)
 
 
 async def drop_connections(server: PostgresServer, but: int | None) -> None:

@@ -194,7 +194,7 @@ class Answering:
         async def fence_fitting() -> int:
             # Look again before fencing: who was first must not be stopped by the one who is refused.
             drafted(await self._driven.states.load(execution_id))
-            return await self._driven.store.acquire_fence(execution_id)
+            return await self._driven.fence(execution_id)
 
         fence = await fence_fitting() if fenced else None
         while True:

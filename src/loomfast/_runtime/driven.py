@@ -101,6 +101,7 @@ class DrivenExecutions:
             fence=fence,
             batch_events=self._batch_events,
             on_durable=self._tell,
+            check_lease=None if held is None else held.check,
         )
 
     async def append(self, *envelopes: Envelope) -> None:
@@ -143,6 +144,18 @@ class DrivenExecutions:
         finally:
             if self.live(execution_id) is None:
                 self.leases.give_back(held)
+
+    async def fence(self, execution_id: str) -> int:
+        """Fence out whoever drives an execution, within `claimed`. Raises as `EventStore.acquire_fence`.
+
+        Raises `LeaseLostError` once the lease is not ours: who drives it then is alive.
+        """
+        if self.leases is not None:
+            held = self.leases.held(execution_id)
+            if held is None:
+                raise LeaseLostError(execution_id)
+            held.check()
+        return await self.store.acquire_fence(execution_id)
 
     def _lost(self, execution_id: str) -> None:
         live = self.live(execution_id)

@@ -365,6 +365,7 @@ class _Attempt:
             await done_within(self._tools.deps.clock, bound_s, self._over)
 
     async def _effect(self, input: object) -> Any:
+        self._tools.journal.check_ours()
         executing.set(self._tools.rule)
         self._began()
         try:
@@ -378,6 +379,7 @@ class _Attempt:
         """The effect with the middleware around it, the first outermost."""
 
         async def innermost() -> Any:
+            self._tools.journal.check_ours()  # again: middleware may have taken its time
             if self._step.is_async:
                 return await self._step.call(self._fx, input)
             returned = await self._in_thread(input)

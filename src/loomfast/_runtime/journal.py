@@ -67,6 +67,7 @@ class ExecutionJournal:
 
     `state` is the fold of everything committed or adopted so far; `failure` is the first failed write.
     `on_durable` is called with the execution's id whenever an append has become durable.
+    `check_lease` raises `LeaseLostError` once the lease that the execution is driven under is not ours.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class ExecutionJournal:
         fence: int | None = None,
         batch_events: int = BATCH_EVENTS,
         on_durable: Callable[[str], object] | None = None,
+        check_lease: Callable[[], object] | None = None,
     ) -> None:
         self.execution_id = execution_id
         self.fence = fence
@@ -95,6 +97,7 @@ class ExecutionJournal:
         self._durable = self._next - 1
         self._outcome = self._durable
         self._batch_events = batch_events
+        self._check_lease = check_lease
         self._queue: list[Envelope] = []  # what no append has taken yet
         self._groups: deque[tuple[int, int]] = deque()  # first and last sequence of what must not be parted
         self._held = False
@@ -227,6 +230,20 @@ class ExecutionJournal:
             await self._until(self._outcome)
         except StorageWriteError as error:
             raise AbortSignal from error
+
+    def check_ours(self) -> None:
+        """Raise `AbortSignal` unless an effect may begin: no write has failed, and the lease is still ours.
+
+        A process that was stopped learns that it has lost its lease when its turn comes; an effect may be due
+        before that.
+        """
+        if self.failure is None and self._check_lease is not None:
+            try:
+                self._check_lease()
+            except LeaseLostError as error:
+                self._fail(self._next, error)
+        if self.failure is not None:
+            raise AbortSignal from self.failure
 
     def room(self, cancelled: Callable[[], object] | None = None) -> Room:
         """Return an awaitable that is done as soon as the queue has room.

@@ -111,13 +111,19 @@ class LeaseKeeper:
         return self._held.get(execution_id)
 
     async def take(self, execution_id: str) -> HeldLease | None:
-        """Take a lease; None while another process holds it. One that is held here already is void then."""
+        """Take a lease; None while another process holds it. One that is held here already is void then.
+
+        None also if the answer took longer than the lease lasts: by now it may be another's.
+        """
         since = self._now()
         lease = await self._leases.acquire(execution_id, self._owner, self.ttl_s)
         if lease is None:
             return None
         held = self._held[execution_id] = HeldLease(lease, self._clock)
         held.hold(lease, since, self.ttl_s)
+        if held.left_s() == 0:
+            self.give_back(held)
+            return None
         if self._renewing is None:
             self._renewing = asyncio.get_running_loop().create_task(self._renew())
         return held

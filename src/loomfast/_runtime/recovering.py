@@ -85,7 +85,7 @@ class Recovering:
         flow = self._flows.of(state)
         async with driven.claimed(execution_id):
             account = await self._account(execution_id)
-            fence = await driven.store.acquire_fence(execution_id) if given is None else given
+            fence = await driven.fence(execution_id) if given is None else given
             state = await driven.states.load(execution_id)  # again: what came before the fence counts
             if state.status != RUNNING:
                 return None
@@ -132,7 +132,7 @@ class Recovering:
         async with driven.claimed(execution_id, lambda: self._refuse_led(execution_id)):
             if state is not None:
                 await self._account(execution_id)
-            return await driven.store.acquire_fence(execution_id)
+            return await driven.fence(execution_id)
 
     async def _refuse_led(self, execution_id: str) -> None:
         """Raise `LeaseHeldError` if whoever holds the lease has written: it is no start that died."""

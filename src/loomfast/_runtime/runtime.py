@@ -259,7 +259,8 @@ class WorkflowRuntime:
         `StaleFenceError`, with nothing run, if somebody has fenced since. The crash counts, as in
         `recover_abandoned`: at `max_crashes` (the runtime's unless given) it is set aside instead. Raises
         `UnknownExecutionError`, `UnknownFlowError`, `ExecutionSetAsideError` (release it first),
-        `LeaseHeldError`, `StorageError`. Cancelling it takes nothing back.
+        `LeaseHeldError`, `LeaseLostError` (the lease ran out on the way: another process may have it),
+        `StorageError`. Cancelling it takes nothing back.
         """
         self._driven.check_open()
         live = await self._recovering.recover(execution_id, max_crashes, fence)

@@ -166,7 +166,12 @@ class Connections:
             try:
                 async with self._pool.acquire() as connection:
                     begun = not connection.is_closed()
-                    return await query(connection)
+                    try:
+                        return await query(connection)
+                    except TimeoutError:
+                        # A pool takes one back only once its server has heard of the timeout.
+                        connection.terminate()
+                        raise
             except LOST as error:
                 if self._closed or not is_lost(error) or (begun and not repeat):
                     raise
