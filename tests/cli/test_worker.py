@@ -20,7 +20,7 @@ from tests.cli.conftest import Ended
 from tests.runtime.harness import kinds, of
 
 APP = """
-import asyncio, os, pathlib, time
+import asyncio, atexit, os, pathlib, time
 from contextlib import asynccontextmanager
 import loomfast as lf
 
@@ -43,6 +43,24 @@ async def takes(seconds):
 async def works(ctx, seconds):
     return await ctx.run(takes, seconds)
 
+@lf.step
+def blocks(seconds):
+    seen("blocked")
+    time.sleep(seconds)
+
+@lf.flow
+async def sync(ctx, seconds):
+    await ctx.run(blocks, seconds)
+
+@lf.step
+async def blocks_elsewhere(seconds):
+    seen("blocked")
+    await asyncio.to_thread(time.sleep, seconds)
+
+@lf.flow
+async def elsewhere(ctx, seconds):
+    await ctx.run(blocks_elsewhere, seconds)
+
 @lf.flow
 async def kills(ctx, input):
     def dies():
@@ -56,7 +74,8 @@ async def lifespan(worker):
     yield
     seen("left")
 
-flows = [works, kills]
+atexit.register(seen, "exited")
+flows = [works, kills, sync, elsewhere]
 app = lf.App(flows, options={"max_crashes": 3})
 scheduled = lf.App(flows, lifespan)
 """
@@ -202,6 +221,30 @@ def test_a_second_signal_ends_a_worker_at_once(start: Callable[..., Process], tm
     assert worker.end(within_s=10) == -signal.SIGTERM
 
 
+@pytest.mark.parametrize("flow_id", ["sync", "elsewhere"])
+def test_a_thread_that_cannot_be_stopped_does_not_keep_the_process_from_ending(
+    start: Callable[..., Process], tmp_path: Path, flow_id: str
+) -> None:
+    """F19: a sync step of 20 minutes, a grace of no time."""
+    leave_behind(tmp_path, flow_id, x=1200)
+    process = start("shop:app", "--grace", "0").ready()
+    until(lambda: "blocked" in seen(tmp_path))
+    assert process.end() == 0
+    assert seen(tmp_path) == ["blocked", "exited"], "exit functions run all the same"
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_does_not_wait_for_a_thread_either(
+    start: Callable[..., Process], tmp_path: Path, second: int
+) -> None:
+    leave_behind(tmp_path, "sync", x=1200)
+    process = start("shop:app", "--grace", "600").ready()
+    until(lambda: "blocked" in seen(tmp_path))
+    process.process.send_signal(signal.SIGINT)
+    until(lambda: "stopping" in process.said())
+    assert process.end(second) == -second
+
+
 def test_an_app_with_a_lifespan_puts_its_schedules_and_its_health_is_served(
     start: Callable[..., Process], tmp_path: Path
 ) -> None:
@@ -213,7 +256,7 @@ def test_an_app_with_a_lifespan_puts_its_schedules_and_its_health_is_served(
         assert answer.status == 200
         assert lf.decode(answer.read())["phase"] == "running"
     assert worker.end(signal.SIGINT) == 0
-    assert seen(tmp_path)[-1] == "left"
+    assert seen(tmp_path)[-2:] == ["left", "exited"]
 
 
 @pytest.mark.parametrize(

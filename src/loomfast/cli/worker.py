@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
 import logging
 import os
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
@@ -84,8 +88,9 @@ async def _run(
     loop = asyncio.get_running_loop()
 
     def told(number: signal.Signals) -> None:
-        if stop.is_set():  # told twice: what the signal does by itself
+        if stop.is_set():  # told twice: what the signal does by itself, which for SIGINT is not Python's way
             loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         logger.info("%s: stopping", number.name)
         stop.set()
@@ -102,6 +107,17 @@ async def _run(
         logger.info("ready, process %d", os.getpid())
         await stop.wait()
     logger.info("stopped")
+    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+        _leave_threads_behind()
+
+
+def _leave_threads_behind() -> None:
+    """End the process without waiting for the threads of sync steps, which nothing can stop."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(0)
 
 
 def _served(worker: loomfast.Worker, host: str, port: int) -> AbstractAsyncContextManager[tuple[str, int]]:
