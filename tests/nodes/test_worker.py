@@ -14,7 +14,7 @@ import loomfast as lf
 from loomfast.testing import VirtualClock, seeded_entropy
 from loomfast.testing.time import START_MS
 from tests.conftest import OpenStore
-from tests.nodes.harness import HOUR, MINUTE, Lost, memory_store, node, virtually
+from tests.nodes.harness import HOUR, MINUTE, Lost, memory_store, node, now_s, virtually
 from tests.runtime.harness import of
 
 START = {"flowVersion": "1"}
@@ -434,3 +434,79 @@ async def test_bad_options_of_a_worker_are_refused() -> None:
         lf.Worker(store, lf.App([short], options={"snapshot_every": 0}))
     with pytest.raises(lf.BadInputError, match="lease_ttl_s"):
         lf.Worker(store, lf.App([short], options={"lease_ttl_s": 3}))
+
+
+# --- a worker that is full -----------------------------------------------------------------------
+
+
+@lf.flow
+async def again(ctx: lf.WorkflowContext, input: Any) -> None:
+    while True:
+        await ctx.sleep(0.05)
+        await ctx.run(effect, [ctx.execution_id, "again", 0.1])
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_sleepers_without_end_leave_room_for_what_is_abandoned_and_for_occurrences(
+    seed: int, concurrency: int
+) -> None:
+    """20 of them are always due, and the worker is always full."""
+
+    async def main() -> None:
+        store = memory_store()
+        async with node(store, 9, again, lease_ttl_s=3.0) as rt:
+            for n in range(20):
+                await (await rt.start(again, execution_id=f"again{n}")).rest()
+        flows = (again, short)
+        async with worker(store, 1, *flows, limits=lf.Limits(concurrency=concurrency)) as it:
+            await asyncio.sleep(5)
+            await leave_behind(store, *(f"left{n}" for n in range(5)))
+            await it.schedules.put("s", short, trigger=lf.Every(2), catch_up=100)
+            await all_ended(store, *(f"left{n}" for n in range(5)))
+            await asyncio.sleep(30)
+            started = [each for each in await store.list_executions(limit=1000) if "@" in each.execution_id]
+            assert len(started) >= 12, "of 15"
+            assert min(work.done[f"again{n}"] for n in range(20)) > 0
+            assert work.most["all"] <= concurrency
+
+    virtually(main, seed=seed)
+
+
+def test_what_waits_for_room_is_not_folded_again_for_each_slot_that_is_given_back() -> None:
+    """300 sleepers at once: the work is that of what is woken, not of what waits."""
+    asked: Counter[str] = Counter()
+
+    class Asked(lf.MemoryEventStore):
+        async def fold(self, execution_id: str, state: lf.State | None = None) -> lf.State | None:
+            asked["fold"] += 1
+            return await super().fold(execution_id, state)
+
+    async def main() -> None:
+        store = Asked(now_ms=lambda: VirtualClock().now_ms())
+        names = [f"n{n}" for n in range(300)]
+        async with node(store, 9, *FLOWS, lease_ttl_s=3.0) as rt:
+            await asyncio.gather(*[(await rt.start(napping, 1, execution_id=name)).rest() for name in names])
+        await asyncio.sleep(2)
+        asked.clear()
+        async with worker(store, limits=lf.Limits(per_flow={"napping": 2})):
+            await all_ended(store, *names)
+        assert work.most["all"] == 2
+        assert asked["fold"] <= 4 * len(names)
+
+    virtually(main)
+
+
+def test_what_is_passed_over_at_its_limit_does_not_wait_for_the_next_sweep() -> None:
+    """100 of a flow that may run twice, each for 1 s: 50 s, though a sweep comes every 10 s."""
+
+    async def main() -> None:
+        store = memory_store()
+        names = [f"e{n}" for n in range(100)]
+        await leave_behind(store, *names, flow=long)
+        async with worker(store, limits=lf.Limits(per_flow={"long": 2}), lease_ttl_s=30.0):
+            await all_ended(store, *names)
+        assert now_s() < 60
+        assert work.most["all"] == 2
+
+    virtually(main)

@@ -12,8 +12,9 @@ acquisition; of two workers that see the same, one gets it. A sweep costs two qu
 only for what it claims.
 
 Where there is no room at all the sweep stops, and goes on from there once there is; so none is passed over
-for ever for standing far behind. One of a flow or a tenant that has its limit is passed over until the next
-sweep.
+for ever for standing far behind. What is due is quicker to take a slot than a sweep is, so one is kept for
+the next sweep whenever a sweep could take up nothing. One of a flow or a tenant that has its limit is passed
+over; there is another sweep once any slot is given back, after a pause that grows with what a sweep takes.
 """
 
 from __future__ import annotations
@@ -61,12 +62,14 @@ class Claims:
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._after = 0
         self._full = False
+        self._passed_over = False  # whether something found no room for its flow or tenant
+        self._took = 0
         self._room: asyncio.Future[None] | None = None
         self.swept_ms: int | None = None  # when a sweep last came to the end
 
     def freed(self) -> None:
         """There is room for one more."""
-        if self._full and self._room is not None and not self._room.done():
+        if (self._full or self._passed_over) and self._room is not None and not self._room.done():
             self._room.set_result(None)
 
     @property
@@ -78,16 +81,27 @@ class Claims:
         """Sweep, and wait, until cancelled. What has begun goes on: see `finish`."""
         while True:
             self._room = asyncio.get_running_loop().create_future()
+            began_ms = self._clock.now_ms()
             try:
                 await self.sweep()
             except Exception as error:
                 logger.warning("what is abandoned could not be read: %s: %s", type(error).__name__, error)
+            took_s = max(0, self._clock.now_ms() - began_ms) / 1000
             await done_within(self._clock, self._sweep_s, self._room)
             if self._full:
                 await self._clock.sleep(GATHER_S)
+            elif self._passed_over:
+                await self._clock.sleep(min(max(GATHER_S, 4 * took_s), self._sweep_s))
 
     async def sweep(self) -> None:
         """Begin to take up what is abandoned, as far as there is room. Raises what the store raises."""
+        try:
+            await self._sweep()
+        finally:
+            self._slots.keep(self._full and not self._took)
+
+    async def _sweep(self) -> None:
+        self._took, self._passed_over = 0, False
         self._full = self._slots.full
         while not self._full:
             page = await self._store.list_executions(status=RUNNING, after=self._after, limit=PAGE)
@@ -116,11 +130,14 @@ class Claims:
             owner = self._runtimes.owner(stored_id)
             if owner.runtime.drives(owner.own_id):
                 continue
-            if self._slots.take(owner.own_id, summary.flow_id, owner.tenant):
+            if self._slots.take(owner.own_id, summary.flow_id, owner.tenant, abandoned=True):
+                self._took += 1
                 task = asyncio.get_running_loop().create_task(self._claim(stored_id, owner))
                 self._busy[stored_id] = task
             elif self._slots.full:
                 return
+            else:
+                self._passed_over = True
 
     async def _claim(self, stored_id: str, owner: Owner) -> None:
         try:

@@ -20,6 +20,7 @@ matter how far off a time lies, or that the clock is set; whether something is d
 What is due and cannot be done now stays in the store, and in front. A look therefore goes on behind what the
 last one has seen, and starts over from the front every `poll_s`; what failed is left alone for a while
 (`BackOff`), so that a thousand executions nobody here can run cost one page a second, and hide nothing.
+Gates and schedules come first in turn, since what comes first takes what room there is.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class DueLoop:
     `fire` is called with each due gate, `begin` with each due schedule, at most `concurrency` of them at a
     time, and never twice at a time for one id. What is still due behind that is offered again at the next
     look from the front. What they raise is passed to `on_error` with the id, and tried again after a pause.
+    While there is no room at all (`full`) a look ends where it is; whoever said so calls `expect` once there is.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class DueLoop:
         poll_s: float,
         concurrency: int,
         on_error: Callable[[str, Exception], object],
+        full: Callable[[], bool] = lambda: False,
     ) -> None:
         check_period("poll_s", poll_s)
         count_argument("concurrency", concurrency)
@@ -82,6 +85,8 @@ class DueLoop:
         self._begin = begin
         self._poll_s = poll_s
         self._on_error = on_error
+        self._full = full
+        self._schedules_first = True
         self._room = asyncio.Semaphore(concurrency)
         self._busy: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._back_off = BackOff()
@@ -93,10 +98,10 @@ class DueLoop:
 
     def expect(self, at_ms: int) -> None:
         """Something will be due at `at_ms`, perhaps in front of what has been seen."""
-        if at_ms >= self._look_ms:
-            return
         if at_ms <= self._clock.now_ms():
             self._front_ms = 0
+        if at_ms >= self._look_ms:
+            return
         self._look_ms = at_ms
         if self._earlier is not None and not self._earlier.done():
             self._earlier.set_result(None)
@@ -137,25 +142,47 @@ class DueLoop:
             self._front_ms = now_ms + poll_ms
             wake = schedule = None
         self._look_ms = self._front_ms
-        full = True
-        while full:
-            wakes = await self._timers.due_wakes(now_ms, after=wake, limit=PAGE)
-            for wake in wakes:
+        if not self._full():
+            self._schedules_first = not self._schedules_first
+        if self._schedules_first:
+            schedule = await self._look_at_schedules(now_ms, schedule)
+        wake = await self._look_at_wakes(now_ms, wake)
+        if not self._schedules_first:
+            schedule = await self._look_at_schedules(now_ms, schedule)
+        self._seen = wake, schedule
+        if not self._full():
+            for next_wake in await self._timers.due_wakes(self._front_ms, after=wake, limit=1):
+                self.expect(next_wake.wake_at)
+            for next_one in await self._timers.due_schedules(self._front_ms, after=schedule, limit=1):
+                self.expect(next_one.next_ms or now_ms)
+        self.looked_ms = now_ms
+
+    async def _look_at_wakes(self, now_ms: int, seen: Wake | None) -> Wake | None:
+        """Offer what is due behind `seen`, as far as there is room, and return what was seen last."""
+        more = True
+        while more:
+            page = await self._timers.due_wakes(now_ms, after=seen, limit=PAGE)
+            for wake in page:
+                if self._full():
+                    return seen
                 await self._offer(("gate", wake.execution_id, wake.wake_at), self._fire, wake, now_ms)
-            full = len(wakes) == PAGE
-        full = True
-        while full:
-            schedules = await self._timers.due_schedules(now_ms, after=schedule, limit=PAGE)
-            for schedule in schedules:
+                seen = wake
+            more = len(page) == PAGE
+        return seen
+
+    async def _look_at_schedules(self, now_ms: int, seen: Schedule | None) -> Schedule | None:
+        """As `_look_at_wakes`."""
+        more = True
+        while more:
+            page = await self._timers.due_schedules(now_ms, after=seen, limit=PAGE)
+            for schedule in page:
+                if self._full():
+                    return seen
                 key = ("schedule", schedule.schedule_id, schedule.version)
                 await self._offer(key, self._begin, schedule, now_ms)
-            full = len(schedules) == PAGE
-        self._seen = wake, schedule
-        for next_wake in await self._timers.due_wakes(self._front_ms, after=wake, limit=1):
-            self.expect(next_wake.wake_at)
-        for next_one in await self._timers.due_schedules(self._front_ms, after=schedule, limit=1):
-            self.expect(next_one.next_ms or now_ms)
-        self.looked_ms = now_ms
+                seen = schedule
+            more = len(page) == PAGE
+        return seen
 
     async def finish(self) -> None:
         """Wait until what has begun is done."""

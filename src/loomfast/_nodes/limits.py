@@ -46,27 +46,35 @@ class Limits:
 class Slots:
     """The slots that are taken. An execution has one from when it is taken up until it rests.
 
-    `changed` is called with 1 for each that is taken, and with -1 for each that is given back.
+    `changed` is called with 1 for each that is taken, with -1 for each that is given back, and with 0 when
+    none is kept any more.
     """
 
     def __init__(self, limits: Limits, changed: Callable[[int], object]) -> None:
         self.limits = limits
         self.taken: dict[tuple[str | None, str], str] = {}  # (tenant, execution id) -> flow id
+        self.kept = False  # the next slot that is free is for what is abandoned
         self._changed = changed
         self._flows: Counter[str] = Counter()
         self._tenants: Counter[str | None] = Counter()
 
     @property
     def full(self) -> bool:
-        """Whether there is no room for any execution."""
+        """Whether there is no room for any execution that is abandoned."""
         return self.limits.concurrency is not None and len(self.taken) >= self.limits.concurrency
 
-    def take(self, execution_id: str, flow_id: str, tenant: str | None) -> bool:
+    @property
+    def full_for_due(self) -> bool:
+        """Whether there is no room for any execution that is due, since what is abandoned comes first."""
+        most = self.limits.concurrency
+        return most is not None and len(self.taken) + self.kept >= most
+
+    def take(self, execution_id: str, flow_id: str, tenant: str | None, *, abandoned: bool = False) -> bool:
         """Take a slot for an execution that has none yet, and tell whether there was one."""
         of_flow = self.limits.of_flow(flow_id)
         of_tenant = self.limits.per_tenant
         if (
-            self.full
+            (self.full if abandoned else self.full_for_due)
             or (tenant, execution_id) in self.taken
             or (of_flow is not None and self._flows[flow_id] >= of_flow)
             or (of_tenant is not None and self._tenants[tenant] >= of_tenant)
@@ -86,6 +94,12 @@ class Slots:
         self._flows -= Counter((flow_id,))
         self._tenants -= Counter((tenant,))
         self._changed(-1)
+
+    def keep(self, kept: bool) -> None:
+        """Keep one slot, from now on or no longer, for what is abandoned."""
+        was, self.kept = self.kept, kept
+        if was and not kept:
+            self._changed(0)
 
     def of(self, tenant: str | None) -> int:
         """Return how many slots a tenant has taken."""

@@ -20,7 +20,7 @@ from loomfast._nodes.limits import Limits, Slots
 from loomfast._nodes.occurrences import start_due
 from loomfast._nodes.schedules import Schedules
 from loomfast._nodes.telemetry import Telemetry
-from loomfast._nodes.tenants import Runtimes
+from loomfast._nodes.tenants import Owner, Runtimes
 from loomfast._runtime.clock import Clock, SystemClock
 from loomfast._runtime.runtime import WorkflowRuntime
 from loomfast.stores import EventStore, Schedule, Wake
@@ -30,6 +30,8 @@ Phase: TypeAlias = Literal["new", "running", "closing", "closed"]
 
 # A worker whose looks at the store have failed for so long is not well.
 UNWELL_S = 15.0
+# Of how many executions that wait for room the flow is remembered.
+FLOW_IDS = 10_000
 
 
 class Health(NamedTuple):
@@ -109,6 +111,7 @@ class Worker:
             poll_s=poll_s,
             concurrency=64,
             on_error=self._telemetry.failed,
+            full=self._full_for_due,
         )
         self._claims = Claims(
             store,
@@ -120,6 +123,7 @@ class Worker:
         )
         self.schedules = Schedules(self.runtime, changed=self._due.expect)
         self._due_waits = False  # whether something due found no room
+        self._flow_ids: dict[str, str] = {}  # of what was due and found no room
         self._lifespan = AsyncExitStack()
         self._loops: list[asyncio.Task[None]] = []
         self._closing: asyncio.Task[None] | None = None
@@ -187,10 +191,10 @@ class Worker:
         owner = self._runtimes.owner(wake.execution_id)
         flow_id = ""
         if self._slots.limits.per_flow is not None:
-            state = await owner.runtime.load_state(owner.own_id)
-            flow_id = "" if state is None else state.flow_id
+            flow_id = await self._flow_id(wake.execution_id, owner)
         if not self._slots.take(owner.own_id, flow_id, owner.tenant):
             self._due_waits = True
+            self._flow_ids[wake.execution_id] = flow_id
             return
         try:
             await owner.runtime.fire(owner.own_id)
@@ -200,6 +204,15 @@ class Worker:
             if not owner.runtime.drives(owner.own_id):
                 self._slots.give_back(owner.own_id, owner.tenant)
         self._telemetry.woken(self._clock.now_ms() - wake.wake_at)
+
+    async def _flow_id(self, stored_id: str, owner: Owner) -> str:
+        flow_id = self._flow_ids.pop(stored_id, None)
+        if flow_id is None:
+            if len(self._flow_ids) >= FLOW_IDS:
+                self._flow_ids.clear()
+            state = await owner.runtime.load_state(owner.own_id)
+            flow_id = "" if state is None else state.flow_id
+        return flow_id
 
     async def _start_due(self, row: Schedule) -> None:
         owner = self._runtimes.owner(row.schedule_id)
@@ -215,11 +228,18 @@ class Worker:
         self._slots.give_back(execution_id, tenant)
         self._due.expect_wake(state)
 
+    def _full_for_due(self) -> bool:
+        full = self._slots.full_for_due
+        self._due_waits = self._due_waits or full
+        return full
+
     def _slots_changed(self, more: int) -> None:
-        self._telemetry.driving(more)
+        if more:
+            self._telemetry.driving(more)
         if more > 0:
             return
-        self._claims.freed()
+        if more < 0:
+            self._claims.freed()
         if self._due_waits:
             self._due_waits = False
             self._due.expect(self._clock.now_ms())
