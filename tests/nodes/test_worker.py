@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -434,6 +435,73 @@ async def test_bad_options_of_a_worker_are_refused() -> None:
         lf.Worker(store, lf.App([short], options={"snapshot_every": 0}))
     with pytest.raises(lf.BadInputError, match="lease_ttl_s"):
         lf.Worker(store, lf.App([short], options={"lease_ttl_s": 3}))
+
+
+def test_a_lifespan_is_left_by_the_task_that_entered_it() -> None:
+    """Context variables, cancel scopes and task groups ask for it."""
+    opened: ContextVar[str] = ContextVar("opened")
+
+    @asynccontextmanager
+    async def lifespan(it: lf.Worker) -> AsyncIterator[None]:
+        token, task = opened.set("here"), asyncio.current_task()
+        yield
+        opened.reset(token)
+        assert asyncio.current_task() is task
+
+    async def main() -> None:
+        async with worker(memory_store(), lifespan=lifespan) as it:
+            await asyncio.sleep(1)
+        assert it.phase == "closed"
+
+    virtually(main)
+
+
+def test_a_worker_whose_lifespan_raises_is_closed_and_so_is_what_it_began() -> None:
+    @asynccontextmanager
+    async def raises_in_front(it: lf.Worker) -> AsyncIterator[None]:
+        await it.runtime.start(long, HOUR, execution_id="x")
+        await asyncio.sleep(0.1)
+        raise ConnectionError("nobody there")
+        yield
+
+    @asynccontextmanager
+    async def raises_behind(it: lf.Worker) -> AsyncIterator[None]:
+        yield
+        raise ConnectionError("nobody there")
+
+    async def main() -> None:
+        store = memory_store()
+        for lifespan in (raises_in_front, raises_behind):
+            it = worker(store, lifespan=lifespan)
+            with pytest.raises(ConnectionError):
+                async with it:
+                    await asyncio.sleep(0.1)
+            assert it.phase == "closed"
+            await it.close()
+        assert work.running["all"] == 0
+        assert await store.leases.held(["x"]) == []
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    virtually(main)
+
+
+def test_a_worker_that_is_closed_while_its_lifespan_is_entered_does_not_begin() -> None:
+    said: list[str] = []
+
+    @asynccontextmanager
+    async def lifespan(it: lf.Worker) -> AsyncIterator[None]:
+        await it.close()
+        yield
+        said.append("left")
+
+    async def main() -> None:
+        it = worker(memory_store(), lifespan=lifespan)
+        with pytest.raises(lf.RuntimeClosedError):
+            await it.__aenter__()
+        assert (said, it.phase, it.health().well) == (["left"], "closed", False)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    virtually(main)
 
 
 # --- a worker that is full -----------------------------------------------------------------------

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import Literal, NamedTuple, Self, TypeAlias
 
-from loomfast._errors import BadInputError, GateRefusedError, LeaseHeldError
+from loomfast._errors import BadInputError, GateRefusedError, LeaseHeldError, RuntimeClosedError
 from loomfast._kernels import State
 from loomfast._nodes.app import App
 from loomfast._nodes.claiming import Claims
@@ -125,6 +125,7 @@ class Worker:
         self._due_waits = False  # whether something due found no room
         self._flow_ids: dict[str, str] = {}  # of what was due and found no room
         self._lifespan = AsyncExitStack()
+        self._leaving = asyncio.Lock()
         self._loops: list[asyncio.Task[None]] = []
         self._closing: asyncio.Task[None] | None = None
 
@@ -143,18 +144,30 @@ class Worker:
         """Take nothing up any more, and stop what runs in order: see `WorkflowRuntime.close`.
 
         Other workers can take over at once what is left. A repeat waits for the first call, whose grace
-        counts. Cancelling the caller does not stop it.
+        counts. Cancelling the caller does not stop it; only the lifespan is then left by whoever closes next.
         """
         if self._closing is None:
             grace_s = self._close_grace_s if grace_s is None else grace_s
             self._closing = asyncio.get_running_loop().create_task(self._close(grace_s))
         await asyncio.shield(self._closing)
+        # Here, and not in the task above: what a lifespan opened is often bound to the task that entered it.
+        async with self._leaving:
+            try:
+                await self._lifespan.aclose()
+            finally:
+                self.phase = "closed"
 
     async def __aenter__(self) -> Self:
         if self.phase != "new":
             raise BadInputError("a worker is entered once: make another")
-        if self._app.lifespan is not None:
-            await self._lifespan.enter_async_context(self._app.lifespan(self))
+        try:
+            if self._app.lifespan is not None:
+                await self._lifespan.enter_async_context(self._app.lifespan(self))
+            if self._closing is not None:
+                raise RuntimeClosedError
+        except BaseException:
+            await self.close()  # a lifespan may have begun something in the runtime
+            raise
         self.phase = "running"
         create_task = asyncio.get_running_loop().create_task
         self._loops = [create_task(self._due.run()), create_task(self._claims.run())]
@@ -173,8 +186,6 @@ class Worker:
         await self._due.finish()
         await self._claims.finish()
         self._threads.shutdown(wait=False, cancel_futures=True)
-        await self._lifespan.aclose()
-        self.phase = "closed"
 
     # --- what its parts ask for ------------------------------------------------------------------
 
