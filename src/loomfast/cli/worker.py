@@ -144,7 +144,7 @@ def _per_flow(limits: tuple[str, ...]) -> int | dict[str, int] | None:
     general: list[int] = []
     for limit in limits:
         flow_id, equals, count = limit.rpartition("=")
-        if not count.isascii() or not count.isdigit() or (equals and not flow_id):
+        if not count.isascii() or not count.isdigit() or len(count) > 9 or (equals and not flow_id):
             raise CommandError(f"--per-flow {limit}: must be N, or FLOW=N")
         if equals:
             named[flow_id] = int(count)
@@ -157,6 +157,10 @@ def _per_flow(limits: tuple[str, ...]) -> int | dict[str, int] | None:
 
 def _address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+    if not colon or not port.isascii() or not port.isdigit() or len(port) > 5 or int(port) > 65_535:
         raise CommandError(f"--health {text}: must be HOST:PORT")
+    try:
+        host.encode("idna")
+    except UnicodeError as error:
+        raise CommandError(f"--health {text}: must be HOST:PORT ({error})") from error
     return host.strip("[]") or "127.0.0.1", int(port)
