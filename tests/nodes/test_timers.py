@@ -408,3 +408,33 @@ async def test_leases_are_held_in_one_place() -> None:
     async with lf.WorkflowRuntime(store, lease_ttl_s=1) as rt:
         with pytest.raises(lf.BadInputError, match="leave out the service's"):
             lf.TimerService(rt, leases=store.leases)
+
+
+def test_a_service_is_entered_once() -> None:
+    async def main() -> None:
+        async with node(memory_store(), 1) as rt:
+            service = lf.TimerService(rt)
+            async with service:
+                with pytest.raises(lf.BadInputError, match="make another"):
+                    await service.__aenter__()
+            with pytest.raises(lf.BadInputError, match="make another"):
+                await service.__aenter__()
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    virtually(main)
+
+
+def test_closing_goes_on_when_its_caller_is_cancelled() -> None:
+    async def main() -> None:
+        store = memory_store()
+        async with node(store, 1, sleeper) as rt:
+            service = await lf.TimerService(rt, leases=store.leases).__aenter__()
+            closing = asyncio.create_task(service.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await closing
+            await service.close()
+            assert asyncio.all_tasks() == {asyncio.current_task()}, "the loop, and whatever renews leases"
+
+    virtually(main)

@@ -34,8 +34,8 @@ class TimerService:
     at its time. `concurrency`: how many wakes and schedules are seen to at a time. `on_error` is called with
     the id of an execution or schedule, and what kept it from going on; it is tried again after a pause.
 
-    Use it as an async context manager, within the runtime's; or call `tick` when something may be due.
-    `schedules` are the store's.
+    Use it as an async context manager, once and within the runtime's; or call `tick` when something may be
+    due. `schedules` are the store's.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class TimerService:
         self.schedules = Schedules(runtime, changed=self._loop.expect)
         self._unhear = runtime.on_rest(self._rested)
         self._running: asyncio.Task[None] | None = None
-        self._closed = False
+        self._closing: asyncio.Task[None] | None = None
 
     async def fire(self, execution_id: str) -> bool:
         """Pass the due gate of an execution and drive it on; False if another node is about it or was first.
@@ -112,11 +112,14 @@ class TimerService:
     async def close(self) -> None:
         """Begin nothing more, and wait for what has begun. What is due later stays in the store.
 
-        What was driven on goes on, in the runtime. A repeat is harmless.
+        What was driven on goes on, in the runtime. A repeat waits for the first call. Cancelling the caller
+        does not stop it.
         """
-        if self._closed:
-            return
-        self._closed = True
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait((self._running,))
@@ -126,6 +129,8 @@ class TimerService:
             await self._keeper.close()
 
     async def __aenter__(self) -> Self:
+        if self._running is not None or self._closing is not None:
+            raise BadInputError("a timer service is entered once: make another")
         self._running = asyncio.get_running_loop().create_task(self._loop.run())
         return self
 
