@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -578,3 +579,33 @@ def test_what_is_passed_over_at_its_limit_does_not_wait_for_the_next_sweep() -> 
         assert work.most["all"] == 2
 
     virtually(main)
+
+
+def test_health_forgets_what_failed_here_once_it_has_gone_on_elsewhere() -> None:
+    async def main() -> None:
+        store = memory_store()
+        elsewhere = node(store, 9, napping, lease_ttl_s=3.0)
+        async with elsewhere, worker(store, 1, short) as it:
+            await (await elsewhere.start(napping, 1, execution_id="x")).rest()
+            await asyncio.sleep(200)
+            assert it.health().failing == 1
+            async with lf.TimerService(elsewhere):
+                await all_ended(store, "x")
+            await asyncio.sleep(200)
+            assert it.health().failing == 0
+
+    virtually(main)
+
+
+async def test_sync_steps_have_as_many_threads_as_the_app_says() -> None:
+    together = threading.Barrier(20, timeout=60)
+
+    @lf.flow
+    async def meets(ctx: lf.WorkflowContext, input: Any) -> None:
+        await asyncio.gather(*(ctx.run(lambda: together.wait() >= 0, key=f"s{n}") for n in range(20)))
+
+    app = lf.App([meets], options={"step_threads": 20})
+    async with lf.Worker(lf.MemoryEventStore(), app) as it:
+        await (await it.runtime.start(meets)).result()
+    with pytest.raises(lf.BadInputError, match="step_threads=0"):
+        lf.Worker(lf.MemoryEventStore(), lf.App([meets], options={"step_threads": 0}))

@@ -42,5 +42,11 @@ class BackOff:
         try_at, pause_ms = self._failed.get(key, (now_ms, 0))
         return now_ms < try_at <= now_ms + pause_ms
 
-    def __len__(self) -> int:
+    def count(self, now_ms: int) -> int:
+        """Return how many have failed. One that has long not failed again is somebody else's now, or gone."""
+        while self._failed:
+            key, (try_at, _) = next(iter(self._failed.items()))
+            if now_ms <= try_at + self._longest_ms:
+                break
+            del self._failed[key]
         return len(self._failed)

@@ -75,7 +75,7 @@ class Claims:
     @property
     def failing(self) -> int:
         """How many could not go on when they were last tried."""
-        return len(self._back_off)
+        return self._back_off.count(self._clock.now_ms())
 
     async def run(self) -> None:
         """Sweep, and wait, until cancelled. What has begun goes on: see `finish`."""

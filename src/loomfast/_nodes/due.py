@@ -114,7 +114,7 @@ class DueLoop:
     @property
     def failing(self) -> int:
         """How many could not go on when they were last tried."""
-        return len(self._back_off)
+        return self._back_off.count(self._clock.now_ms())
 
     async def run(self) -> None:
         """Look, and wait, until cancelled or the runtime is closed. What has begun goes on: see `finish`."""

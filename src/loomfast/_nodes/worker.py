@@ -30,6 +30,8 @@ Phase: TypeAlias = Literal["new", "running", "closing", "closed"]
 
 # A worker whose looks at the store have failed for so long is not well.
 UNWELL_S = 15.0
+# For how many sync steps there are threads, unless the app says otherwise.
+STEP_THREADS = 16
 # Of how many executions that wait for room the flow is remembered.
 FLOW_IDS = 10_000
 
@@ -93,7 +95,7 @@ class Worker:
         self._flows = tuple(app.flows)
         self._lease_ttl_s = lease_ttl_s
         self._close_grace_s = close_grace_s
-        self._threads = ThreadPoolExecutor(thread_name_prefix="loomfast-step")
+        self._threads = ThreadPoolExecutor(_threads_of(app), thread_name_prefix="loomfast-step")
         self._options = {"clock": SystemClock(), "executor": self._threads, **app.options}
         self._clock: Clock = self._options["clock"]
         self._slots = Slots(limits or Limits(), self._slots_changed)
@@ -257,3 +259,11 @@ class Worker:
 
     def _ago_s(self, at_ms: int | None) -> float | None:
         return None if at_ms is None else (self._clock.now_ms() - at_ms) / 1000
+
+
+def _threads_of(app: App) -> int:
+    """Return how many threads all runtimes of a worker share for sync steps."""
+    threads = app.options.get("step_threads", STEP_THREADS)
+    if type(threads) is not int or threads < 1:
+        raise BadInputError(f"step_threads={threads!r}: must be a whole number, 1 or more")
+    return threads
