@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from typing import Any
 
@@ -12,7 +13,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 import loomfast as lf
-from loomfast._nodes.health import REQUEST_S, serve_health
+from loomfast._nodes.health import AT_A_TIME, REQUEST_S, serve_health
 from loomfast._nodes.telemetry import Telemetry
 
 
@@ -84,6 +85,20 @@ async def test_whoever_says_nothing_is_not_waited_for(monkeypatch: pytest.Monkey
         reader, writer = await asyncio.open_connection(*address)
         assert await reader.read() == b""
         writer.close()
+
+
+async def test_many_who_say_nothing_keep_nobody_out_and_do_not_hold_up_the_end() -> None:
+    async with serve_health(lf.Worker(lf.MemoryEventStore(), lf.App([naps])), "127.0.0.1", 0) as address:
+        silent = [await asyncio.open_connection(*address) for _ in range(3 * AT_A_TIME)]
+        async with asyncio.timeout(REQUEST_S - 1):
+            status, _ = await asked(address, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert status.split()[1] == "503"
+    async with asyncio.timeout(REQUEST_S - 1):
+        for reader, writer in silent:
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 # --- metrics -------------------------------------------------------------------------------------

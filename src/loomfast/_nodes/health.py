@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import h11
 
@@ -19,7 +20,7 @@ from loomfast._nodes.worker import Worker
 
 # How long, in seconds, a request may take to arrive, and its answer to be taken.
 REQUEST_S = 5.0
-# How many may be under way at a time.
+# How many may be under way at a time: one more, and the oldest is cut off, so that nobody is kept out.
 AT_A_TIME = 64
 
 
@@ -29,19 +30,33 @@ async def serve_health(worker: Worker, host: str, port: int) -> AsyncIterator[tu
 
     Raises `OSError` for an address that cannot be taken.
     """
-    free = asyncio.Semaphore(AT_A_TIME)
+    connections: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}  # the oldest first
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async with free:
+        if len(connections) == AT_A_TIME:
+            connections.pop(next(iter(connections))).transport.abort()
+        this = asyncio.current_task()
+        assert this is not None
+        connections[this] = writer
+        try:
             with contextlib.suppress(TimeoutError, OSError, h11.RemoteProtocolError):
                 async with asyncio.timeout(REQUEST_S):
                     await _answer(worker, reader, writer)
+        finally:
+            connections.pop(this, None)
             writer.close()
 
     server = await asyncio.start_server(answer, host, port)
     async with server:
         taken_host, taken_port = server.sockets[0].getsockname()[:2]
-        yield taken_host, taken_port
+        try:
+            yield taken_host, taken_port
+        finally:
+            server.close()
+            for writer in connections.values():
+                writer.transport.abort()
+            if connections:
+                await asyncio.wait(tuple(connections))
 
 
 async def _answer(worker: Worker, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
