@@ -486,6 +486,22 @@ def test_a_worker_whose_lifespan_raises_is_closed_and_so_is_what_it_began() -> N
     virtually(main)
 
 
+def test_a_lifespan_may_close_its_worker_on_its_way_out() -> None:
+    @asynccontextmanager
+    async def lifespan(it: lf.Worker) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await it.close()
+
+    async def main() -> None:
+        async with asyncio.timeout(60), worker(memory_store(), lifespan=lifespan) as it:
+            await asyncio.sleep(0.1)
+        assert it.phase == "closed"
+
+    virtually(main)
+
+
 def test_a_worker_that_is_closed_while_its_lifespan_is_entered_does_not_begin() -> None:
     said: list[str] = []
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from typing import Literal, NamedTuple, Self, TypeAlias
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 from loomfast._errors import BadInputError, GateRefusedError, LeaseHeldError, RuntimeClosedError
 from loomfast._kernels import State
@@ -128,6 +128,7 @@ class Worker:
         self._flow_ids: dict[str, str] = {}  # of what was due and found no room
         self._lifespan = AsyncExitStack()
         self._leaving = asyncio.Lock()
+        self._leaver: asyncio.Task[Any] | None = None
         self._loops: list[asyncio.Task[None]] = []
         self._closing: asyncio.Task[None] | None = None
 
@@ -153,10 +154,14 @@ class Worker:
             self._closing = asyncio.get_running_loop().create_task(self._close(grace_s))
         await asyncio.shield(self._closing)
         # Here, and not in the task above: what a lifespan opened is often bound to the task that entered it.
+        if self._leaver is asyncio.current_task():
+            return  # it is the lifespan that calls, on its way out
         async with self._leaving:
+            self._leaver = asyncio.current_task()
             try:
                 await self._lifespan.aclose()
             finally:
+                self._leaver = None
                 self.phase = "closed"
 
     async def __aenter__(self) -> Self:
