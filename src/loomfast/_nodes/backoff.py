@@ -46,7 +46,7 @@ class BackOff:
         """Return how many have failed. One that has long not failed again is somebody else's now, or gone."""
         while self._failed:
             key, (try_at, _) = next(iter(self._failed.items()))
-            if now_ms <= try_at + self._longest_ms:
+            if now_ms <= try_at + LONGEST_MS:
                 break
             del self._failed[key]
         return len(self._failed)

@@ -62,7 +62,7 @@ class DueLoop:
     `fire` is called with each due gate, `begin` with each due schedule, at most `concurrency` of them at a
     time, and never twice at a time for one id. What is still due behind that is offered again at the next
     look from the front. What they raise is passed to `on_error` with the id, and tried again after a pause.
-    While there is no room at all (`full`) a look ends where it is; whoever said so calls `expect` once there is.
+    While there is no room at all (`full`) a look ends where it is; `expect` is to be called once there is.
     """
 
     def __init__(

@@ -212,7 +212,8 @@ class Worker:
             flow_id = await self._flow_id(wake.execution_id, owner)
         if not self._slots.take(owner.own_id, flow_id, owner.tenant):
             self._due_waits = True
-            self._flow_ids[wake.execution_id] = flow_id
+            if flow_id:
+                self._flow_ids[wake.execution_id] = flow_id
             return
         try:
             await owner.runtime.fire(owner.own_id)
