@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from loomfast._errors import BadInputError, KernelMissingError, StaleKernelError
 
 # Raised by one whenever a kernel changes what it accepts, returns or how it is called.
-REVISION = 2
+REVISION = 3
 
 _STEMS = ("digest", "trie", "fold")
 
@@ -62,6 +62,7 @@ def _check_known_answers(kernels: dict[str, ModuleType]) -> None:
             ("trie", counts.get(stamp) == 2 and len(counts) == 1),
             ("fold", fold.fold_events(None, [event]).status == "running"),
             ("fold", fold.row_guard(1 << 32 | 7, 21, "k", -1, b"{}") == 0x1D851135),
+            ("fold", fold.event_rows(7, 9, [event])[7] == 0x0FA2D494),
         )
         if not holds
     ]
@@ -103,7 +104,15 @@ if TYPE_CHECKING:
         format_digest,
         parse_digest,
     )
-    from loomfast._pure.fold import Envelope, State, fold_events, fold_guarded, fold_rows, row_guard
+    from loomfast._pure.fold import (
+        Envelope,
+        State,
+        event_rows,
+        fold_events,
+        fold_guarded,
+        fold_rows,
+        row_checksum,
+    )
     from loomfast._pure.trie import Table, Trie
 else:
     _digest, _trie, _fold = (_KERNELS[stem] for stem in _STEMS)
@@ -120,10 +129,11 @@ else:
     Table = _trie.Table
     Envelope = _fold.Envelope
     State = _fold.State
+    event_rows = _fold.event_rows
     fold_events = _fold.fold_events
     fold_guarded = _fold.fold_guarded
     fold_rows = _fold.fold_rows
-    row_guard = _fold.row_guard
+    row_checksum = _fold.row_checksum
 
 __all__ = [
     "MAX_DEPTH",
@@ -137,6 +147,7 @@ __all__ = [
     "digest",
     "encode",
     "encode_digest",
+    "event_rows",
     "fnv1a64",
     "fold_events",
     "fold_guarded",
@@ -144,5 +155,5 @@ __all__ = [
     "format_digest",
     "implementation",
     "parse_digest",
-    "row_guard",
+    "row_checksum",
 ]

@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import Any, TypeAlias
 
 import loomfast as lf
+from loomfast._kernels import event_rows
 from loomfast.stores import EventStore
 
 AT_ONCE = 100
@@ -204,7 +205,6 @@ class _BareCommits:
         from loomfast.stores import _sqlite_schema as schema
 
         self._connection = schema.open_writer(os.path.join(folder, "bare.db"), "FULL", 5_000)
-        self._to_row = rows.to_row
         self._insert = f"INSERT INTO events ({rows.COLUMNS}) VALUES ({','.join('?' * rows.WIDTH)})"
         self._position = 0
 
@@ -212,7 +212,7 @@ class _BareCommits:
         """Commit so many rows, and return the seconds it took."""
         body = lf.encode({"key": "add_one", "output": 1})
         events = [
-            self._to_row(1, place, lf.Envelope("bare", place, "note", body, 0, "note"))
+            event_rows(1, place, [lf.Envelope("bare", place, "note", body, 0, "note")])
             for place in range(self._position + 1, self._position + rows + 1)
         ]
         self._position += rows
