@@ -153,6 +153,7 @@ class DrivenExecution:
             self._in_flow = False
         await context._settle()
         context._end()
+        self._context = None  # nothing of it is left to stop, and an execution may wait long for its store
         if journal.failure is not None:
             raise journal.failure
         if self._stopping or (context._wound_down and not self._cancelled):
