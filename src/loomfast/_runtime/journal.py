@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator, Sequence
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from loomfast._core.answers import Draft
 from loomfast._errors import (
@@ -155,7 +155,8 @@ class ExecutionJournal:
         extra: bytes | None = None,
     ) -> Envelope:
         """Fold one event and queue its append. Raises `AbortSignal` once a write has failed."""
-        self._check()
+        if self.failure is not None or self.closed:
+            self._refuse()
         envelope = self.envelope(event_type, body, subject, stamp, extra=extra)
         self._fold(envelope)
         self._queue.append(envelope)
@@ -168,7 +169,8 @@ class ExecutionJournal:
 
     def commit_group(self, drafts: Sequence[Draft]) -> None:
         """Fold several events and queue them as one append that is all or nothing."""
-        self._check()
+        if self.failure is not None or self.closed:
+            self._refuse()
         group = self.envelopes(drafts)
         for envelope in group:
             self._fold(envelope)
@@ -263,11 +265,10 @@ class ExecutionJournal:
         if self.failure is not None:
             raise self.failure
 
-    def _check(self) -> None:
+    def _refuse(self) -> NoReturn:
         if self.failure is not None:
             raise AbortSignal from self.failure
-        if self.closed:
-            raise RunOverError(f"execution {self.execution_id!r}: this process no longer drives it")
+        raise RunOverError(f"execution {self.execution_id!r}: this process no longer drives it")
 
     def _fold(self, envelope: Envelope) -> None:
         self._state = fold_events(self._state, (envelope,))
