@@ -152,18 +152,6 @@ cdef bint _same(object one, object other, tuple names) except -1:
 cdef class Envelope:
     """One event of a log; see the twin for its attributes. The constructor trusts its arguments."""
 
-    cdef readonly object execution_id  # first what every fold reads: one cache line
-    cdef readonly long long sequence
-    cdef readonly int kind
-    cdef bint stamped
-    cdef u64 digest
-    cdef readonly object subject
-    cdef readonly object body
-    cdef readonly object event_type
-    cdef readonly object timestamp
-    cdef readonly object fence
-    cdef readonly object extra
-
     def __init__(
         self,
         execution_id,

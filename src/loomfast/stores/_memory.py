@@ -19,8 +19,8 @@ from loomfast._errors import (
     SnapshotNeededError,
     UnknownExecutionError,
 )
-from loomfast._kernels import Envelope, State, fold_events
-from loomfast.stores._admission import NO_EVENT, admit, check_range
+from loomfast._kernels import NO_EVENT, Envelope, State, admit, fold_events
+from loomfast.stores._admission import check_range
 from loomfast.stores._forking import Copier, check_branch, check_cut
 from loomfast.stores._memory_branches import MemoryBranchRegistry
 from loomfast.stores._memory_leases import MemoryLeaseStore

@@ -16,8 +16,7 @@ from loomfast._errors import (
     PrefixTruncatedError,
     SnapshotNeededError,
 )
-from loomfast._kernels import event_rows
-from loomfast.stores._admission import admit
+from loomfast._kernels import admit, event_rows
 from loomfast.stores._forking import Copier
 from loomfast.stores._sqlite_branches import insert_branch, judge_branch
 from loomfast.stores._sqlite_rows import READ_COLUMNS, to_event

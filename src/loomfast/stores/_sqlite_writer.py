@@ -8,11 +8,11 @@ Theory of operation. The writer takes the first call of its queue and all that w
 and makes them one transaction; so the lone caller is never held back, and a hundred concurrent callers share
 one flush. Nobody is answered before COMMIT has returned.
 
-Each call is judged on its own (`_admission.admit`) against the heads of its executions as the calls before it
-in this transaction leave them. A refused call has changed nothing, and its neighbours go on. When the
-transaction itself fails (a full disk, a value SQLite cannot bind), it is rolled back and its calls are
-tried one by one, so that only those that fail alone are told so. A locked database fails all of them at
-once: no single one is the reason.
+Each call is judged on its own (`admit`) against the heads of its executions as the calls before it in this
+transaction leave them. A refused call has changed nothing, and its neighbours go on. When the transaction
+itself fails (a full disk, a value SQLite cannot bind), it is rolled back and its calls are tried one by one,
+so that only those that fail alone are told so. A locked database fails all of them at once: no single one is
+the reason.
 
 A task is anything rarer than an append. What waits before it in its transaction is written before it is
 performed, in a savepoint, so that one that is refused half-way leaves nothing and its neighbours go on.
@@ -23,6 +23,8 @@ they are forgotten.
 
 Every statement executed gives up the interpreter lock, and a busy event loop is slow to give it back. So
 rows are inserted many to a statement, and a transaction costs a handful of statements, not one per event.
+Between two statements the loop waits for the lock in its turn. So what is done for each event is compiled:
+judging (`admit`) and building rows (`event_rows`).
 """
 
 from __future__ import annotations
@@ -37,9 +39,8 @@ import apsw
 
 from loomfast._errors import LoomError, StoreBusyError, StoreLostError, UnknownExecutionError
 from loomfast._events import END_KIND
-from loomfast._kernels import Envelope, decode, encode, event_rows
+from loomfast._kernels import NO_EVENT, Envelope, Head, admit, decode, encode, event_rows
 from loomfast.stores import _sqlite_schema as schema
-from loomfast.stores._admission import NO_EVENT, Head, admit
 from loomfast.stores._spi_arguments import check_texts
 from loomfast.stores._sqlite_faults import DatabaseFile, write_error
 from loomfast.stores._sqlite_rows import COLUMNS, WIDTH, load_text, store_text
@@ -260,7 +261,8 @@ class Ledger:
         wanted: dict[str, None] = {}
         for call in calls:
             if isinstance(call, Append):
-                wanted.update((event.execution_id, None) for event in call.envelopes)
+                for event in call.envelopes:
+                    wanted[event.execution_id] = None
             elif isinstance(call, AcquireFence):
                 wanted[call.execution_id] = None
             elif isinstance(call, Task):
