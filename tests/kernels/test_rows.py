@@ -143,6 +143,13 @@ def test_a_number_that_no_column_holds_makes_the_same_row_on_both_kernels(
     assert all(values == first for values in others)
 
 
+@pytest.mark.parametrize("subject", [b"key", 5])
+def test_an_event_whose_subject_is_no_text_has_no_row(fold_kernel: ModuleType, subject: Any) -> None:
+    event = fold_kernel.Envelope("e", 0, "STEP_COMPLETED", b"{}", 0, subject)
+    with pytest.raises(TypeError, match="subject: must be str, not"):
+        fold_kernel.event_rows(7, 11, [event])
+
+
 @pytest.mark.parametrize("body", [None, ev.Opaque(object()), "text"])
 def test_an_event_without_json_has_no_row(fold_kernel: ModuleType, body: Any) -> None:
     event = fold_kernel.Envelope("e", 0, "note", body, 0)

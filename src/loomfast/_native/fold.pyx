@@ -678,6 +678,8 @@ def event_rows(number, position, events):
         size = 0
         text = NULL
         if subject is not None:
+            if not isinstance(subject, str):
+                raise TypeError(f"subject: must be str, not {type(subject).__name__}")
             try:
                 text = PyUnicode_AsUTF8AndSize(subject, &size)
             except UnicodeEncodeError:

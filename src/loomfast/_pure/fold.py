@@ -537,8 +537,8 @@ def event_rows(number: int, position: int, events: Sequence[Envelope]) -> list[A
     A row is `id, word, stamp, subject, position, fence, timestamp, checksum, extra, body`. The id is `number`
     above the 32 bits of the sequence, the word the kind above those of the `row_guard`, the checksum the
     `row_checksum`. The stamp is the signed number of the same 64 bits; a subject without a UTF-8 form is
-    bytes (surrogates passed). Positions count on from `position`. Raises `TypeError` for a body that is not
-    bytes.
+    bytes (surrogates passed). Positions count on from `position`. Raises `TypeError` for a subject that is
+    not text and a body that is not bytes.
     """
     values: list[Any] = []
     for place, event in enumerate(events, position):
@@ -561,6 +561,8 @@ def event_rows(number: int, position: int, events: Sequence[Envelope]) -> list[A
 def _storable(subject: str | None) -> str | bytes | None:
     if subject is None:
         return None
+    if not isinstance(subject, str):
+        raise TypeError(f"subject: must be str, not {type(subject).__name__}")
     try:
         subject.encode()
     except UnicodeEncodeError:

@@ -6,11 +6,11 @@ opinion about which events a flow makes.
 Theory of operation
 -------------------
 `commit` gives an event the next sequence, folds it into `state`, tells `on_event`, and queues it; it does not
-wait. What has queued up by the loop's next turn, or by the time somebody waits for it, is appended, in order,
-one batch at a time, so that the log on the store is always a prefix of the log in memory. No task does this:
-`store.write` begins an append, and its future calls back. Between `hold` and `go` nothing goes out by itself:
-a start and the first step's beginning are one append. `drain` waits until the queue is empty: a
-suspension, a completion or an at-most-once effect is acknowledged only behind it.
+wait. What has queued up by one of the loop's next turns (`Flushes`), or by the time somebody waits for it, is
+appended, in order, one batch at a time, so that the log on the store is always a prefix of the log in memory.
+No task does this: `store.write` begins an append, and its future calls back. Between `hold` and `go` nothing
+goes out by itself: a start and the first step's beginning are one append. `drain` waits until the queue is
+empty: a suspension, a completion or an at-most-once effect is acknowledged only behind it.
 
 A failed write is final. The journal keeps the error, drops the queue and calls `on_failure`; from then on
 every `commit` raises `AbortSignal`, whatever the flow has caught. What was folded beyond the last durable
