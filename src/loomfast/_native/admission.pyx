@@ -36,7 +36,7 @@ cdef object _NONE_IN_DOUBT = frozenset()
 
 @cython.final
 @cython.no_gc
-@cython.freelist(64)
+@cython.freelist(16)
 @cython.auto_pickle(False)
 cdef class Head:
     """Where one execution stands; see the twin for its attributes."""

@@ -86,8 +86,11 @@ class MemoryEventStore(EventStore):
 
     def _admit(self, envelopes: Sequence[Envelope]) -> None:
         with self._shared.lock:
-            self._shared.check_open(*(event.execution_id for event in envelopes[:1]))
-            self._append(envelopes)
+            if envelopes:
+                self._shared.check_open(envelopes[0].execution_id)
+                self._append(envelopes)
+            else:
+                self._shared.check_open()
 
     def _append(self, envelopes: Sequence[Envelope]) -> None:
         heads = admit(self._shared.head, envelopes)
