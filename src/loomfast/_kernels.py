@@ -1,4 +1,4 @@
-"""The one door to the kernels: digest, trie and fold, compiled or pure, always all three together.
+"""The one door to the kernels: digest, trie, fold and admission, compiled or pure, always all together.
 
 `LOOMFAST_IMPL` is read once, when this module is first imported:
 
@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING
 from loomfast._errors import BadInputError, KernelMissingError, StaleKernelError
 
 # Raised by one whenever a kernel changes what it accepts, returns or how it is called.
-REVISION = 2
+REVISION = 3
 
-_STEMS = ("digest", "trie", "fold")
+_STEMS = ("digest", "trie", "fold", "admission")
 
 
 def load(implementation: str) -> dict[str, ModuleType]:
-    """Import the three kernels of `implementation` (`native` or `pure`) and check them.
+    """Import the kernels of `implementation` (`native` or `pure`) and check them.
 
     Raises `KernelMissingError`, `StaleKernelError`, or whatever the import of a broken extension raises.
     """
@@ -51,7 +51,7 @@ def load(implementation: str) -> dict[str, ModuleType]:
 
 
 def _check_known_answers(kernels: dict[str, ModuleType]) -> None:
-    digest, trie, fold = (kernels[stem] for stem in _STEMS)
+    digest, trie, fold, admission = (kernels[stem] for stem in _STEMS)
     stamp = digest.digest(0, "NOTE", {"b": [1.0, 1e21, "\ud800"], "a": None})
     counts = trie.Trie().bump(stamp).bump(stamp)
     event = fold.Envelope("k", 0, "EXECUTION_STARTED", b'{"flowId":"f","flowVersion":"1","input":null}', 0)
@@ -61,7 +61,9 @@ def _check_known_answers(kernels: dict[str, ModuleType]) -> None:
             ("digest", stamp == 0x732885E97D8AA751),
             ("trie", counts.get(stamp) == 2 and len(counts) == 1),
             ("fold", fold.fold_events(None, [event]).status == "running"),
+            ("admission", admission.admit(lambda _: admission.Head(), [event])["k"].flow_id == "f"),
             ("fold", fold.row_guard(1 << 32 | 7, 21, "k", -1, b"{}") == 0x1D851135),
+            ("fold", fold.event_rows(7, 9, [event])[7] == 0x0FA2D494),
         )
         if not holds
     ]
@@ -93,6 +95,7 @@ def implementation() -> str:
 
 if TYPE_CHECKING:
     from loomfast._jsonform import MAX_DEPTH
+    from loomfast._pure.admission import NO_EVENT, Head, admit
     from loomfast._pure.digest import (
         canonical,
         decode,
@@ -103,10 +106,18 @@ if TYPE_CHECKING:
         format_digest,
         parse_digest,
     )
-    from loomfast._pure.fold import Envelope, State, fold_events, fold_guarded, fold_rows, row_guard
+    from loomfast._pure.fold import (
+        Envelope,
+        State,
+        event_rows,
+        fold_events,
+        fold_guarded,
+        fold_rows,
+        row_checksum,
+    )
     from loomfast._pure.trie import Table, Trie
 else:
-    _digest, _trie, _fold = (_KERNELS[stem] for stem in _STEMS)
+    _digest, _trie, _fold, _admission = (_KERNELS[stem] for stem in _STEMS)
     MAX_DEPTH = _digest.MAX_DEPTH
     canonical = _digest.canonical
     decode = _digest.decode
@@ -120,23 +131,31 @@ else:
     Table = _trie.Table
     Envelope = _fold.Envelope
     State = _fold.State
+    event_rows = _fold.event_rows
     fold_events = _fold.fold_events
     fold_guarded = _fold.fold_guarded
     fold_rows = _fold.fold_rows
-    row_guard = _fold.row_guard
+    row_checksum = _fold.row_checksum
+    NO_EVENT = _admission.NO_EVENT
+    Head = _admission.Head
+    admit = _admission.admit
 
 __all__ = [
     "MAX_DEPTH",
+    "NO_EVENT",
     "REVISION",
     "Envelope",
+    "Head",
     "State",
     "Table",
     "Trie",
+    "admit",
     "canonical",
     "decode",
     "digest",
     "encode",
     "encode_digest",
+    "event_rows",
     "fnv1a64",
     "fold_events",
     "fold_guarded",
@@ -144,5 +163,5 @@ __all__ = [
     "format_digest",
     "implementation",
     "parse_digest",
-    "row_guard",
+    "row_checksum",
 ]

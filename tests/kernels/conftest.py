@@ -9,10 +9,18 @@ from __future__ import annotations
 import importlib
 import os
 from types import ModuleType
+from typing import NamedTuple
 
 import pytest
 
 IMPLEMENTATIONS = os.environ.get("LOOMFAST_TEST_KERNELS", "pure,native").split(",")
+
+
+class Kernel(NamedTuple):
+    """Two kernels of one implementation."""
+
+    admission: ModuleType
+    fold: ModuleType
 
 
 def load(implementation: str, stem: str) -> ModuleType:
@@ -45,7 +53,19 @@ def fold_kernel(request: pytest.FixtureRequest) -> ModuleType:
     return load(request.param, "fold")
 
 
+@pytest.fixture(params=IMPLEMENTATIONS)
+def admission_kernel(request: pytest.FixtureRequest) -> Kernel:
+    """The admission of one implementation, with the envelopes it judges."""
+    return Kernel(load(request.param, "admission"), load(request.param, "fold"))
+
+
 @pytest.fixture
 def kernels() -> dict[str, ModuleType]:
     """The fold kernels by implementation."""
     return {implementation: load(implementation, "fold") for implementation in IMPLEMENTATIONS}
+
+
+@pytest.fixture
+def admissions() -> list[Kernel]:
+    """As `admission_kernel`, all implementations at once, the specification first."""
+    return [Kernel(load(name, "admission"), load(name, "fold")) for name in IMPLEMENTATIONS]

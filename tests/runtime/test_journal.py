@@ -275,3 +275,32 @@ async def test_a_batch_carries_as_many_events_as_it_was_told() -> None:
     assert sizes == {1: [1] * 12 + [2, 1], 3: [3, 3, 3, 3, 2, 1]}
     with pytest.raises(lf.BadInputError, match="batch_events"):
         runtime(ScriptedStore(), batch_events=0)
+
+
+async def test_an_effect_that_waits_for_nothing_is_one_append_with_its_outcome_and_the_end() -> None:
+    @lf.step
+    async def step() -> int:
+        return 1
+
+    @lf.flow
+    async def flow(ctx: lf.WorkflowContext, input: Any) -> Any:
+        if input == "ask":
+            await ctx.suspend("go")
+        return await ctx.run(step)
+
+    store = ScriptedStore()
+    async with runtime(store, flow) as rt:
+        minted = (await rt.start(flow)).execution_id
+        await rt.handle(minted).result()
+        await (await rt.start(flow, execution_id="chosen")).result()
+        await (await rt.start(flow, "ask", execution_id="asked")).rest()
+        await (await rt.resume("asked", "go")).result()
+    assert [ids for _, ids in store.appends] == [
+        [f"{minted}-0", f"{minted}-1", f"{minted}-2", f"{minted}-3"],
+        ["chosen-0"],
+        ["chosen-1", "chosen-2", "chosen-3"],
+        ["asked-0"],
+        ["asked-1"],
+        ["asked-2", "asked-3"],
+        ["asked-4", "asked-5", "asked-6"],
+    ]

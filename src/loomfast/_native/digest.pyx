@@ -122,7 +122,7 @@ cdef extern from "digest_order.h":
     int lf_reorder(lf_buffer *, lf_buffer *, size_t, const lf_span *, size_t, int)
     int lf_sort_set(lf_buffer *, lf_buffer *, lf_buffer *, size_t, size_t, lf_span *, size_t)
 
-REVISION = 2
+REVISION = 3
 
 # What is not walked in place is asked of the table of JSON forms.
 cdef object _resolve = _jsonform.resolve

@@ -1,6 +1,6 @@
 """Types of the compiled fold kernel: what `loomfast._pure.fold` has."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, final
 
 from loomfast import _events as ev
@@ -18,10 +18,12 @@ __all__ = [
     "Trie",
     "decode",
     "encode",
+    "event_rows",
     "fold_events",
     "fold_guarded",
     "fold_rows",
     "parse_digest",
+    "row_checksum",
     "row_guard",
 ]
 
@@ -211,3 +213,14 @@ def fold_guarded(
 def row_guard(
     row_id: int, kind: int, subject: str | bytes | None, stamp: int | None, body: bytes | None
 ) -> int: ...
+def row_checksum(
+    row_id: int,
+    word: int,
+    stamp: int | None,
+    subject: str | bytes | None,
+    fence: int | None,
+    timestamp: int,
+    extra: bytes | None,
+    body: bytes | None,
+) -> int: ...
+def event_rows(number: int, position: int, events: Sequence[Envelope]) -> list[Any]: ...

@@ -17,7 +17,7 @@ an envelope whose payload has no JSON form and itself leads back to that envelop
 """
 
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_CheckExact, PyBytes_GET_SIZE
 from cpython.list cimport PyList_CheckExact, PyList_GET_SIZE
 from cpython.long cimport PyLong_CheckExact
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
@@ -51,21 +51,24 @@ __all__ = [
     "Trie",
     "decode",
     "encode",
+    "event_rows",
     "fold_events",
     "fold_guarded",
     "fold_rows",
     "parse_digest",
+    "row_checksum",
     "row_guard",
 ]
 _KERNEL = sys.modules[__name__]
 
-REVISION = 2
+REVISION = 3
 
 cdef extern from "Python.h":
     u64 PyLong_AsUnsignedLongLongMask(object value) except? 0xFFFFFFFFFFFFFFFFULL
     PyObject* PyList_GET_ITEM(object value, Py_ssize_t index) noexcept  # the caller checked the index
     PyObject* PyTuple_GET_ITEM(object value, Py_ssize_t index) noexcept  # the caller checked the index
     PyTypeObject* Py_TYPE(PyObject* value) noexcept  # reads a field
+    long long PyLong_AsLongLongAndOverflow(object value, int* overflow) except? -1
 
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
 
@@ -73,6 +76,7 @@ cdef extern from "fold_guard.h":
     void loom_guard_prepare() noexcept  # fills a table: cannot raise
     unsigned int loom_guard_words(u64 row_id, u64 kind_and_shape, u64 stamp) noexcept  # computes: cannot raise
     unsigned int loom_crc_bytes(unsigned int crc, const unsigned char* data, size_t size) noexcept  # computes
+    char* loom_decimal(char* at, long long value) noexcept  # writes at most 20 bytes: cannot raise
 
 loom_guard_prepare()
 
@@ -147,18 +151,6 @@ cdef bint _same(object one, object other, tuple names) except -1:
 @cython.auto_pickle(False)
 cdef class Envelope:
     """One event of a log; see the twin for its attributes. The constructor trusts its arguments."""
-
-    cdef readonly object execution_id  # first what every fold reads: one cache line
-    cdef readonly long long sequence
-    cdef readonly int kind
-    cdef bint stamped
-    cdef u64 digest
-    cdef readonly object subject
-    cdef readonly object body
-    cdef readonly object event_type
-    cdef readonly object timestamp
-    cdef readonly object fence
-    cdef readonly object extra
 
     def __init__(
         self,
@@ -650,6 +642,134 @@ cdef unsigned int _steering_guard(
         crc = loom_crc_bytes(crc, <const unsigned char*>text, <size_t>size)
     crc = loom_crc_bytes(crc, <const unsigned char*>PyBytes_AS_STRING(body), <size_t>PyBytes_GET_SIZE(body))
     return ~crc
+
+
+def row_checksum(row_id, word, stamp, subject, fence, timestamp, extra, body):
+    """Return the CRC-32 over a whole row; see the twin."""
+    cdef Py_ssize_t size = 0
+    cdef const char* text = NULL
+    if subject is not None:
+        if PyUnicode_CheckExact(subject):
+            text = PyUnicode_AsUTF8AndSize(subject, &size)
+        else:
+            text = PyBytes_AS_STRING(_bytes(subject, "subject"))
+            size = PyBytes_GET_SIZE(subject)
+    return _checksum(row_id, word, stamp, text, size, fence, timestamp, extra, body)
+
+
+def event_rows(number, position, events):
+    """Return the values of the rows of these events, one row after another; see the twin."""
+    cdef Envelope event
+    cdef list values = []
+    cdef Py_ssize_t size
+    cdef const char* text
+    cdef u64 key
+    cdef object row_id, word, stamp, subject
+    cdef object place = position
+    cdef unsigned int guard
+    for item in events:
+        if type(item) is not Envelope:
+            raise TypeError(f"events: must be envelopes of this kernel, not {type(item).__name__}")
+        event = <Envelope>item
+        row_id = number << 32 | event.sequence
+        stamp = <long long>event.digest if event.stamped else None
+        _bytes(event.body, "body")
+        subject = event.subject
+        size = 0
+        text = NULL
+        if subject is not None:
+            if not isinstance(subject, str):
+                raise TypeError(f"subject: must be str, not {type(subject).__name__}")
+            try:
+                text = PyUnicode_AsUTF8AndSize(subject, &size)
+            except UnicodeEncodeError:
+                subject = subject.encode("utf-8", "surrogatepass")
+                text = PyBytes_AS_STRING(subject)
+                size = PyBytes_GET_SIZE(subject)
+        key = PyLong_AsUnsignedLongLongMask(row_id)
+        if _steers(event.kind, event.stamped):
+            guard = _steering_guard(key, event.kind, event.stamped, event.digest, subject, event.body)
+        else:
+            guard = ~loom_guard_words(key, <u64>event.kind | <u64>event.stamped << 32, event.digest)
+        word = <long long>event.kind << 32 | <long long>guard
+        values += (
+            row_id,
+            word,
+            stamp,
+            subject,
+            place,
+            event.fence,
+            event.timestamp,
+            _checksum(row_id, word, stamp, text, size, event.fence, event.timestamp, event.extra, event.body),
+            event.extra,
+            event.body,
+        )
+        place += 1
+    return values
+
+
+cdef object _checksum(
+    object row_id,
+    object word,
+    object stamp,
+    const char* text,
+    Py_ssize_t size,
+    object fence,
+    object timestamp,
+    object extra,
+    object body,
+):
+    """The checksum of a row whose subject is `text`, NULL for none."""
+    cdef char[160] head  # five numbers and a size of at most 20 bytes, and their commas
+    cdef char* at = head
+    cdef unsigned int crc = 0xFFFFFFFFU
+    at = _written(at, row_id)
+    at = _written(at, word)
+    at = _written(at, stamp)
+    at = _written(at, fence)
+    at = _written(at, timestamp)
+    if at == NULL:  # a value of another type, or beyond 64 bits: what its own text is
+        whole = f"{row_id},{word},{stamp},{fence},{timestamp},{None if text == NULL else size},".encode()
+        crc = loom_crc_bytes(crc, <const unsigned char*>PyBytes_AS_STRING(whole), <size_t>PyBytes_GET_SIZE(whole))
+    else:
+        at = _written(at, None) if text == NULL else _ended(loom_decimal(at, size))
+        crc = loom_crc_bytes(crc, <const unsigned char*>head, <size_t>(at - head))
+    if size:
+        crc = loom_crc_bytes(crc, <const unsigned char*>text, <size_t>size)
+    if not PyBytes_Check(body):
+        _bytes(body, "body")
+    crc = loom_crc_bytes(crc, <const unsigned char*>PyBytes_AS_STRING(body), <size_t>PyBytes_GET_SIZE(body))
+    if extra is not None:
+        _bytes(extra, "extra")
+        crc = loom_crc_bytes(crc, <const unsigned char*>b"+", 1)
+        crc = loom_crc_bytes(crc, <const unsigned char*>PyBytes_AS_STRING(extra), <size_t>PyBytes_GET_SIZE(extra))
+    return <unsigned int>~crc
+
+
+cdef inline char* _written(char* at, object value) except? NULL:
+    """Write a number, or None, and a comma. NULL, without an error, where it has another form; then for ever."""
+    cdef int overflow = 0
+    cdef long long number
+    if at == NULL:
+        return NULL
+    if value is None:
+        memcpy(at, b"None,", 5)
+        return at + 5
+    if not PyLong_CheckExact(value):
+        return NULL
+    number = PyLong_AsLongLongAndOverflow(value, &overflow)
+    return NULL if overflow else _ended(loom_decimal(at, number))
+
+
+cdef inline char* _ended(char* at) noexcept:  # stores: cannot raise
+    at[0] = 44  # a comma
+    return at + 1
+
+
+cdef inline object _bytes(object value, str field):
+    if not PyBytes_Check(value):
+        raise TypeError(f"{field}: must be bytes, not {type(value).__name__}")
+    return value
 
 
 cdef int _refuse_row(object execution_id, long long sequence) except -1:

@@ -1,4 +1,4 @@
-/* The guard of a row: what `row_guard` in `_pure/fold.py` specifies. A CRC-32 with zlib's polynomial, eight
+/* The guard of a row and its checksum: what `row_guard` and `row_checksum` in `_pure/fold.py` specify. A CRC-32 with zlib's polynomial, eight
  * bytes at a time; most rows are 24 bytes, for which a call of zlib's would cost more than the checksum.
  *
  * Plain C, called with the interpreter lock held. Nothing here can fail. */
@@ -52,6 +52,24 @@ static inline uint32_t loom_crc_bytes(uint32_t crc, const unsigned char* data, s
 static inline uint32_t loom_guard_words(uint64_t row_id, uint64_t kind_and_shape, uint64_t stamp) {
     uint32_t crc = loom_crc_word(0xFFFFFFFFu, row_id);
     return loom_crc_word(loom_crc_word(crc, kind_and_shape), stamp);
+}
+
+/* Write a number in decimal, at most 20 bytes, and return what follows it. */
+static inline char* loom_decimal(char* at, long long value) {
+    char digits[20];
+    int size = 0;
+    unsigned long long left = value < 0 ? 0ULL - (unsigned long long)value : (unsigned long long)value;
+    if (value < 0) {
+        *at++ = '-';
+    }
+    do {
+        digits[size++] = (char)('0' + left % 10);
+        left /= 10;
+    } while (left);
+    while (size) {
+        *at++ = digits[--size];
+    }
+    return at;
 }
 
 #endif

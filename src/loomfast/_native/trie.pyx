@@ -55,7 +55,7 @@ import re
 
 from loomfast._errors import BadInputError, BadSnapshotError
 
-REVISION = 2
+REVISION = 3
 
 cdef enum:
     LARGE = 524288  # digests from which on a bulk load makes arenas

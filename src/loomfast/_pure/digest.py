@@ -43,7 +43,7 @@ from loomfast._jsonform import (
     type_name,
 )
 
-REVISION = 2
+REVISION = 3
 
 _OFFSET = 0xCBF29CE484222325
 _PRIME = 0x100000001B3

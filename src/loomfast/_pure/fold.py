@@ -20,7 +20,8 @@ one run does to a value it was served cannot reach the next.
 
 A stamped emit needs nothing but its digest. `fold_rows` folds rows whose bodies were never fetched.
 `fold_guarded` also makes sure that a row is what was written: its *guard* is a CRC-32 over just what the fold
-reads of it, so that checking it fetches nothing more.
+reads of it, so that checking it fetches nothing more. `event_rows` makes such rows; besides, they carry a
+checksum of the whole.
 
 Worked example, one gate:
 
@@ -41,7 +42,7 @@ from __future__ import annotations
 import struct
 import sys
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn, TypeAlias
 
 from loomfast import _events as ev
@@ -62,15 +63,17 @@ __all__ = [
     "Trie",
     "decode",
     "encode",
+    "event_rows",
     "fold_events",
     "fold_guarded",
     "fold_rows",
     "parse_digest",
+    "row_checksum",
     "row_guard",
 ]
 _KERNEL = sys.modules[__name__]
 
-REVISION: Final = 2
+REVISION: Final = 3
 
 _MASK: Final = 2**64 - 1
 
@@ -499,6 +502,72 @@ def row_guard(
         raise TypeError(f"body: must be bytes, not {type(body).__name__}")
     head = _GUARDED.pack(row_id & _MASK, kind, shape, digest)
     return zlib.crc32(body, zlib.crc32(head if name is None else head + name))
+
+
+def row_checksum(
+    row_id: int,
+    word: int,
+    stamp: int | None,
+    subject: str | bytes | None,
+    fence: int | None,
+    timestamp: int,
+    extra: bytes | None,
+    body: bytes | None,
+) -> int:
+    """Return the CRC-32 over a whole row.
+
+    That is the text `id,word,stamp,fence,timestamp,size,` with decimal numbers, `None` for what is not there
+    and the size of the subject in bytes; then the bytes of the subject, the body, and, if there is one, `+`
+    and `extra`. Raises `TypeError` where a text has another type.
+    """
+    name = subject.encode() if isinstance(subject, str) else subject
+    for field, value in (("subject", name), ("extra", extra)):
+        if value is not None and not isinstance(value, bytes):
+            raise TypeError(f"{field}: must be bytes, not {type(value).__name__}")
+    if not isinstance(body, bytes):
+        raise TypeError(f"body: must be bytes, not {type(body).__name__}")
+    head = f"{row_id},{word},{stamp},{fence},{timestamp},{None if name is None else len(name)},".encode()
+    crc = zlib.crc32(body, zlib.crc32(head if name is None else head + name))
+    return crc if extra is None else zlib.crc32(extra, zlib.crc32(b"+", crc))
+
+
+def event_rows(number: int, position: int, events: Sequence[Envelope]) -> list[Any]:
+    """Return the values of the rows of these events, one row after another.
+
+    A row is `id, word, stamp, subject, position, fence, timestamp, checksum, extra, body`. The id is `number`
+    above the 32 bits of the sequence, the word the kind above those of the `row_guard`, the checksum the
+    `row_checksum`. The stamp is the signed number of the same 64 bits; a subject without a UTF-8 form is
+    bytes (surrogates passed). Positions count on from `position`. Raises `TypeError` for a subject that is
+    not text and a body that is not bytes.
+    """
+    values: list[Any] = []
+    for place, event in enumerate(events, position):
+        row_id = number << 32 | event.sequence
+        stamp = event.stamp
+        if stamp is not None and stamp >= 2**63:
+            stamp -= 2**64
+        subject = _storable(event.subject)
+        if not isinstance(event.body, bytes):
+            raise TypeError(f"body: must be bytes, not {type(event.body).__name__}")
+        word = event.kind << 32 | row_guard(row_id, event.kind, subject, stamp, event.body)
+        checksum = row_checksum(
+            row_id, word, stamp, subject, event.fence, event.timestamp, event.extra, event.body
+        )
+        values += (row_id, word, stamp, subject, place, event.fence, event.timestamp, checksum)
+        values += (event.extra, event.body)
+    return values
+
+
+def _storable(subject: str | None) -> str | bytes | None:
+    if subject is None:
+        return None
+    if not isinstance(subject, str):
+        raise TypeError(f"subject: must be str, not {type(subject).__name__}")
+    try:
+        subject.encode()
+    except UnicodeEncodeError:
+        return subject.encode("utf-8", "surrogatepass")
+    return subject
 
 
 class _Pass:

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from loomfast._errors import BadInputError, BadSnapshotError
 
-REVISION = 2
+REVISION = 3
 
 # Counts are persisted as JSON numbers; beyond this, kernels in other languages would round them.
 MAX_COUNT = 2**53 - 1

@@ -471,7 +471,8 @@ class WorkflowContext:
     def _end(self) -> None:
         """End the run: later calls raise, and what still runs is stopped without an outcome."""
         self._ended = True
-        self._close()
+        if self._live:
+            self._close()
 
     def _cancel(self) -> None:
         """Let no further effect start, and cancel those that run; each records its outcome."""

@@ -23,6 +23,7 @@ from loomfast._errors import ConflictError, LeaseHeldError, LeaseLostError, Runt
 from loomfast._kernels import Envelope, State
 from loomfast._runtime.deps import RunDeps
 from loomfast._runtime.execution import STOP_S, DrivenExecution
+from loomfast._runtime.flushing import Flushes
 from loomfast._runtime.hooks import Hooks, call
 from loomfast._runtime.journal import ExecutionJournal, write_error
 from loomfast._runtime.leases import LeasedWrites, LeaseKeeper
@@ -68,6 +69,7 @@ class DrivenExecutions:
         self._to_begin: deque[tuple[DrivenExecution, contextvars.Context]] = deque()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._batch_events = batch_events
+        self._flushes = Flushes()
         self.leases = leases
         if leases is not None:
             leases.lost = self._lost
@@ -102,6 +104,7 @@ class DrivenExecutions:
             batch_events=self._batch_events,
             on_durable=self._tell,
             check_lease=None if held is None else held.check,
+            flushes=self._flushes,
         )
 
     async def append(self, *envelopes: Envelope) -> None:

@@ -174,21 +174,26 @@ class LiveStep:
         except (KeyboardInterrupt, SystemExit):
             raise
         except asyncio.CancelledError:
-            self._tell(lambda waiter: waiter.cancel())
+            waiter = self._over()
+            if waiter is not None:
+                waiter.cancel()
             raise
         except BaseException as error:
-            failure = error  # the name above is gone when its block ends
-            self._tell(lambda waiter: waiter.set_exception(failure))
-            del failure
+            waiter = self._over()
+            if waiter is not None:
+                waiter.set_exception(error)
+                del waiter  # the failure's traceback holds this frame
         else:
-            self._tell(lambda waiter: waiter.set_result(output))
+            waiter = self._over()
+            if waiter is not None:
+                waiter.set_result(output)
 
-    def _tell(self, settle: Callable[[asyncio.Future[Any]], object]) -> None:
+    def _over(self) -> asyncio.Future[Any] | None:
+        """Note that the step is over, and return the future of whoever still waits for it."""
         self.over = True
         # Not kept: a failure's traceback leads to this step, which must not lead back to the failure.
         waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            settle(waiter)
+        return None if waiter is None or waiter.done() else waiter
 
     async def _executed(self, input: object) -> Any:
         tries = 0
@@ -278,7 +283,9 @@ class LiveStep:
             self._tools.rule.ended_unsettled()
             with contextlib.suppress(RunSignal, RunOverError):
                 self._cancelled()
-            self._tell(lambda waiter: waiter.cancel())
+            waiter = self._over()
+            if waiter is not None:
+                waiter.cancel()
 
     def _started(self) -> None:
         self._record(

@@ -151,8 +151,10 @@ class DrivenExecution:
                 logger.warning("execution %r failed\n%s", journal.execution_id, trace)
         finally:
             self._in_flow = False
-        await context._settle()
+        if context._busy:
+            await context._settle()
         context._end()
+        self._context = None  # nothing of it is left to stop, and an execution may wait long for its store
         if journal.failure is not None:
             raise journal.failure
         if self._stopping or (context._wound_down and not self._cancelled):

@@ -6,11 +6,11 @@ opinion about which events a flow makes.
 Theory of operation
 -------------------
 `commit` gives an event the next sequence, folds it into `state`, tells `on_event`, and queues it; it does not
-wait. What has queued up by the loop's next turn, or by the time somebody waits for it, is appended, in order,
-one batch at a time, so that the log on the store is always a prefix of the log in memory. No task does this:
-`store.write` begins an append, and its future calls back. Between `hold` and `go` nothing goes out by itself:
-a start and the first step's beginning are one append. `drain` waits until the queue is empty: a
-suspension, a completion or an at-most-once effect is acknowledged only behind it.
+wait. What has queued up by one of the loop's next turns (`Flushes`), or by the time somebody waits for it, is
+appended, in order, one batch at a time, so that the log on the store is always a prefix of the log in memory.
+No task does this: `store.write` begins an append, and its future calls back. Between `hold` and `go` nothing
+goes out by itself: a start and the first step's beginning are one append. `drain` waits until the queue is
+empty: a suspension, a completion or an at-most-once effect is acknowledged only behind it.
 
 A failed write is final. The journal keeps the error, drops the queue and calls `on_failure`; from then on
 every `commit` raises `AbortSignal`, whatever the flow has caught. What was folded beyond the last durable
@@ -29,9 +29,8 @@ Memory is bounded by the callers: whoever commits in a loop awaits `room`.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from loomfast._core.answers import Draft
 from loomfast._errors import (
@@ -44,6 +43,7 @@ from loomfast._errors import (
 from loomfast._events import OUTCOMES, Opaque
 from loomfast._kernels import Envelope, State, fold_events
 from loomfast._runtime.clock import Clock
+from loomfast._runtime.flushing import GATHER_TURNS, Flushes
 from loomfast._runtime.hooks import Hooks, call
 from loomfast._runtime.signals import AbortSignal
 
@@ -51,9 +51,6 @@ from loomfast._runtime.signals import AbortSignal
 # many may wait before `room` makes its caller wait too.
 BATCH_EVENTS = 512
 QUEUE_EVENTS = 8_192
-# How many turns of the loop what is queued waits for what follows it: one, and the others while something
-# does in each of them. An effect that needs no waiting takes two.
-GATHER_TURNS = 3
 
 
 class Writes(Protocol):
@@ -82,6 +79,7 @@ class ExecutionJournal:
         batch_events: int = BATCH_EVENTS,
         on_durable: Callable[[str], object] | None = None,
         check_lease: Callable[[], object] | None = None,
+        flushes: Flushes | None = None,
     ) -> None:
         self.execution_id = execution_id
         self.fence = fence
@@ -99,12 +97,14 @@ class ExecutionJournal:
         self._batch_events = batch_events
         self._check_lease = check_lease
         self._queue: list[Envelope] = []  # what no append has taken yet
-        self._groups: deque[tuple[int, int]] = deque()  # first and last sequence of what must not be parted
+        self._groups: Sequence[tuple[int, int]] = ()  # first and last sequence of what must not be parted
         self._held = False
         self._turns = 0  # how many turns of the loop a flush may still be put off
         self._seen = self._next
-        self._due = False  # the loop will call `_flush_due`, or `go` will have it do so
+        self._flushes = flushes or Flushes()
+        self._due = False  # the loop will call `flush_due`, or `go` will have it do so
         self._writing: asyncio.Future[Exception | None] | None = None
+        self._batch: Sequence[Envelope] = ()  # what is being written
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []  # for a sequence to be durable
 
     @property
@@ -155,7 +155,8 @@ class ExecutionJournal:
         extra: bytes | None = None,
     ) -> Envelope:
         """Fold one event and queue its append. Raises `AbortSignal` once a write has failed."""
-        self._check()
+        if self.failure is not None or self.closed:
+            self._refuse()
         envelope = self.envelope(event_type, body, subject, stamp, extra=extra)
         self._fold(envelope)
         self._queue.append(envelope)
@@ -168,12 +169,13 @@ class ExecutionJournal:
 
     def commit_group(self, drafts: Sequence[Draft]) -> None:
         """Fold several events and queue them as one append that is all or nothing."""
-        self._check()
+        if self.failure is not None or self.closed:
+            self._refuse()
         group = self.envelopes(drafts)
         for envelope in group:
             self._fold(envelope)
         self._queue.extend(group)
-        self._groups.append((group[0].sequence, group[-1].sequence))
+        self._groups = (*self._groups, (group[0].sequence, group[-1].sequence))
         if not self._due and self._writing is None:
             self._soon()
         for envelope in group:
@@ -263,11 +265,10 @@ class ExecutionJournal:
         if self.failure is not None:
             raise self.failure
 
-    def _check(self) -> None:
+    def _refuse(self) -> NoReturn:
         if self.failure is not None:
             raise AbortSignal from self.failure
-        if self.closed:
-            raise RunOverError(f"execution {self.execution_id!r}: this process no longer drives it")
+        raise RunOverError(f"execution {self.execution_id!r}: this process no longer drives it")
 
     def _fold(self, envelope: Envelope) -> None:
         self._state = fold_events(self._state, (envelope,))
@@ -280,16 +281,20 @@ class ExecutionJournal:
         self._due = True
         self._turns = GATHER_TURNS
         self._seen = -1  # not looked yet: an effect that begins now has its first turn behind this call's
-        asyncio.get_running_loop().call_soon(self._flush_due)
+        self._flushes.add(self)
 
-    def _flush_due(self) -> None:
-        if self._turns and self._seen != self._next:  # the run is under way: more may come at once
+    def flush_due(self) -> bool:
+        """Write what is queued, unless more came since the last look: then the run is under way.
+
+        Called by `Flushes`, once a turn until it returns True.
+        """
+        if self._turns and self._seen != self._next and self._queue:
             self._turns -= 1
             self._seen = self._next
-            asyncio.get_running_loop().call_soon(self._flush_due)
-            return
+            return False
         self._due = False
         self._flush()
+        return True
 
     def _flush(self) -> None:
         """Begin to write what is at the head of the queue, unless a write is on its way."""
@@ -304,25 +309,26 @@ class ExecutionJournal:
         if self._writing is None:
             self._written(batch)
         else:
-            self._writing.add_done_callback(lambda writing: self._answered(writing, batch))
+            self._batch = batch
+            self._writing.add_done_callback(self._answered)
 
     def _take(self) -> list[Envelope]:
         """Take from the queue what one append carries: so many events, but a group whole or not at all."""
         batch, size = self._queue, self._batch_events
         if len(batch) <= size:
             self._queue = []
-            self._groups.clear()
+            self._groups = ()
             return batch
         first = batch[0].sequence
-        while self._groups and self._groups[0][1] < first:
-            self._groups.popleft()
+        self._groups = [group for group in self._groups if group[1] >= first]
         for begins, ends in self._groups:
             if begins < first + size <= ends:
                 size = begins - first or ends + 1 - first
         self._queue = batch[size:]
         return batch[:size]
 
-    def _answered(self, writing: asyncio.Future[Exception | None], batch: Sequence[Envelope]) -> None:
+    def _answered(self, writing: asyncio.Future[Exception | None]) -> None:
+        batch, self._batch = self._batch, ()
         self._writing = None
         # An append that was cancelled counts as failed too: whoever waits for it must not wait for ever.
         error = asyncio.CancelledError() if writing.cancelled() else writing.exception() or writing.result()

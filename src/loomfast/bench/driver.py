@@ -10,7 +10,6 @@ from __future__ import annotations
 import sqlite3
 import tempfile
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +35,11 @@ Execute = Callable[..., Any]
 def drivers(size: int, rounds: int) -> dict[str, float]:
     """Per row: fetching the columns of a replay, and inserting, by each driver."""
     size -= size % _ROWS_AT_ONCE
-    rows = [rows_of.to_row(1, n + 1, event) for n, event in enumerate(logs.mixed(_kernels, size))]
-    groups = [list(chain(*rows[at : at + _ROWS_AT_ONCE])) for at in range(0, size, _ROWS_AT_ONCE)]
+    events = list(logs.mixed(_kernels, size))
+    groups = [
+        _kernels.event_rows(1, at + 1, events[at : at + _ROWS_AT_ONCE])
+        for at in range(0, size, _ROWS_AT_ONCE)
+    ]
     with tempfile.TemporaryDirectory(prefix="loomfast-bench-") as folder:
         ours = apsw.Connection(str(Path(folder) / "apsw.db"), flags=_FLAGS)
         theirs = sqlite3.connect(Path(folder) / "sqlite3.db", isolation_level=None)

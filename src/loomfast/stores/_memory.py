@@ -19,8 +19,8 @@ from loomfast._errors import (
     SnapshotNeededError,
     UnknownExecutionError,
 )
-from loomfast._kernels import Envelope, State, fold_events
-from loomfast.stores._admission import NO_EVENT, admit, check_range
+from loomfast._kernels import NO_EVENT, Envelope, State, admit, fold_events
+from loomfast.stores._admission import check_range
 from loomfast.stores._forking import Copier, check_branch, check_cut
 from loomfast.stores._memory_branches import MemoryBranchRegistry
 from loomfast.stores._memory_leases import MemoryLeaseStore
@@ -86,8 +86,11 @@ class MemoryEventStore(EventStore):
 
     def _admit(self, envelopes: Sequence[Envelope]) -> None:
         with self._shared.lock:
-            self._shared.check_open(*(event.execution_id for event in envelopes[:1]))
-            self._append(envelopes)
+            if envelopes:
+                self._shared.check_open(envelopes[0].execution_id)
+                self._append(envelopes)
+            else:
+                self._shared.check_open()
 
     def _append(self, envelopes: Sequence[Envelope]) -> None:
         heads = admit(self._shared.head, envelopes)

@@ -7,7 +7,7 @@ that it shares with the event store; a branch, once kept, is never changed; what
 from __future__ import annotations
 
 from loomfast._errors import BeyondLogError, UnknownBranchError, UnknownExecutionError
-from loomfast.stores._admission import NO_EVENT
+from loomfast._kernels import NO_EVENT
 from loomfast.stores._forking import check_branch, there_already
 from loomfast.stores._memory_shared import Shared
 from loomfast.stores._spi_branches import ORIGIN, Branch, BranchRegistry, Tip

@@ -7,7 +7,7 @@ it shares with the event store.
 from __future__ import annotations
 
 from loomfast._errors import UnknownExecutionError
-from loomfast.stores._admission import NO_EVENT
+from loomfast._kernels import NO_EVENT
 from loomfast.stores._memory_shared import Shared
 from loomfast.stores._spi_arguments import limit_of
 from loomfast.stores._spi_recoveries import Accounts, Recovery, RecoveryStore, check_recovery

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 
 from loomfast._errors import StoreClosedError
-from loomfast.stores._admission import Head
+from loomfast._kernels import Head
 from loomfast.stores._spi_arguments import check_texts
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from loomfast._core.snapshots import Snapshot, is_sound
 from loomfast._errors import BadSnapshotError, BeyondLogError, SnapshotNeededError, UnknownExecutionError
-from loomfast.stores._admission import NO_EVENT
+from loomfast._kernels import NO_EVENT
 from loomfast.stores._memory_shared import Shared
 from loomfast.stores._spi_arguments import LAST, bounded
 from loomfast.stores._spi_snapshots import Faults, SnapshotStore, SnapshotSummary, Summaries

@@ -19,8 +19,7 @@ from loomfast._errors import (
     SnapshotNeededError,
     UnknownExecutionError,
 )
-from loomfast._kernels import Envelope
-from loomfast.stores._admission import admit
+from loomfast._kernels import Envelope, admit
 from loomfast.stores._forking import Copier
 from loomfast.stores._postgres_branches import insert_branch, judge_branch
 from loomfast.stores._postgres_connections import AnyConnection

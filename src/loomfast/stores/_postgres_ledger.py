@@ -4,7 +4,7 @@ What lives here: `Ledger`, the heads that are remembered between groups; `Group`
 function `append` takes. What must not: connections, waiting.
 
 Theory of operation. A process mostly drives its own executions, so it knows where they stand: it judges a
-group by the heads it remembers (`_admission.admit`), and sends with the group what it has taken for granted.
+group by the heads it remembers (`admit`), and sends with the group what it has taken for granted.
 The server compares under its lock (`_postgres_schema.py`). A head that is elsewhere comes back, is learned,
 and the group is judged again. Refusals are judged the same way and count only once the server has confirmed
 every head they rest on. So the rule of admission exists once, in Python, and a group costs one round trip.
@@ -21,8 +21,7 @@ from typing import Any, Final
 
 from loomfast import _events as ev
 from loomfast._errors import LoomError, StorageWriteError
-from loomfast._kernels import Envelope, decode, encode
-from loomfast.stores._admission import NO_EVENT, Head, admit
+from loomfast._kernels import NO_EVENT, Envelope, Head, admit, decode, encode
 from loomfast.stores._postgres_connections import AnyConnection
 from loomfast.stores._postgres_rows import key_and_long, key_of, load_text, place_of, store_text, to_row
 from loomfast.stores._postgres_schema import APPEND_PARAMETERS, HEAD_COLUMNS

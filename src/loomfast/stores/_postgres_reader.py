@@ -19,8 +19,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from loomfast import _events as ev
 from loomfast._errors import StoreReadError
-from loomfast._kernels import Envelope, State, fold_rows
-from loomfast.stores._admission import NO_EVENT, check_range
+from loomfast._kernels import NO_EVENT, Envelope, State, fold_rows
+from loomfast.stores._admission import check_range
 from loomfast.stores._postgres_connections import AnyConnection
 from loomfast.stores._postgres_rows import (
     READ_COLUMNS,

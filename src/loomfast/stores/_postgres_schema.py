@@ -18,7 +18,7 @@ other way: it lets commits run side by side, but one forgotten transaction anywh
 reader.
 
 `append` judges nothing itself. It is told where the executions of a group stand for all that the caller knows
-(`_admission.admit` has judged by that), and compares under the lock. If all are as expected it writes the
+(`admit` has judged by that), and compares under the lock. If all are as expected it writes the
 group; if not, it writes nothing and returns those that stand elsewhere, and the caller judges again.
 
 Migrations run in order, in the one transaction that also raises the version, under a lock of the schema's

@@ -16,10 +16,10 @@ from loomfast._errors import (
     PrefixTruncatedError,
     SnapshotNeededError,
 )
-from loomfast.stores._admission import admit
+from loomfast._kernels import admit, event_rows
 from loomfast.stores._forking import Copier
 from loomfast.stores._sqlite_branches import insert_branch, judge_branch
-from loomfast.stores._sqlite_rows import READ_COLUMNS, to_event, to_row
+from loomfast.stores._sqlite_rows import READ_COLUMNS, to_event
 from loomfast.stores._sqlite_snapshots import cut_of, is_covered
 from loomfast.stores._sqlite_writer import Ledger, Task
 from loomfast.stores._unreadable import incomplete
@@ -84,12 +84,10 @@ class CopyPrefix(Task):
                 if self.branch_name is not None:
                     judge_branch(ledger, self.branch_name, target_id, source_id, self.through)
                 head.number = ledger.number + 1
-            rows: list[tuple[Any, ...]] = []
             for event in copies:
                 head.advance(event)
-                position += 1
-                rows.append(to_row(head.number, position, event))
-            ledger.write_events(rows)
+            ledger.write_events(event_rows(head.number, position + 1, copies))
+            position += len(copies)
         ledger.write_head(target_id, head)
         if self.branch_name is not None:
             insert_branch(ledger, self.branch_name, head.number, source.number, self.through)

@@ -18,9 +18,9 @@ import apsw
 
 from loomfast import _events as ev
 from loomfast._errors import MalformedEventError, StoreCorruptError, StoreReadError
-from loomfast._kernels import Envelope, State, fold_guarded
+from loomfast._kernels import NO_EVENT, Envelope, State, fold_guarded
 from loomfast.stores import _sqlite_schema as schema
-from loomfast.stores._admission import NO_EVENT, check_range
+from loomfast.stores._admission import check_range
 from loomfast.stores._spi import ExecutionSummary, PositionedEvent
 from loomfast.stores._sqlite_faults import DatabaseFile, read_error
 from loomfast.stores._sqlite_rows import READ_COLUMNS, load_text, store_text, to_event

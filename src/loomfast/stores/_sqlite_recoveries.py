@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import apsw
 
 from loomfast._errors import UnknownExecutionError
-from loomfast.stores._admission import NO_EVENT
+from loomfast._kernels import NO_EVENT
 from loomfast.stores._spi_arguments import limit_of
 from loomfast.stores._spi_recoveries import Accounts, Recovery, RecoveryStore, check_recovery
 from loomfast.stores._sqlite_rows import load_text, store_text

@@ -1,7 +1,7 @@
 """Events as rows and rows as events.
 
-What lives here: the columns of `events`, the mapping both ways, and the row's checksum. What must not:
-connections.
+What lives here: the columns of `events` and the way back from them. What must not: connections, and the way
+there, which is the kernel's (`event_rows`), since a busy event loop waits for it.
 
 Two things have no SQLite form of their own. A stamp is an unsigned 64-bit number and SQLite's integers are
 signed: it is stored as the signed number of the same bits. Text with a lone surrogate has no UTF-8 form: it
@@ -16,12 +16,11 @@ who recomputes them.
 
 from __future__ import annotations
 
-import zlib
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from loomfast import _events as ev
 from loomfast._errors import StoreReadError
-from loomfast._kernels import Envelope, row_guard
+from loomfast._kernels import Envelope, row_checksum
 from loomfast.stores._spi_arguments import check_texts
 from loomfast.stores._unreadable import damaged
 
@@ -50,40 +49,13 @@ def load_text(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode("utf-8", "surrogatepass")
 
 
-def signed(stamp: int) -> int:
-    """The signed 64-bit number with the bits of a stamp."""
-    return stamp - 2**64 if stamp >= 2**63 else stamp
-
-
-def to_row(number: int, position: int, event: Envelope) -> tuple[Any, ...]:
-    """The row of an event, in the order of `COLUMNS`."""
-    row_id = number << 32 | event.sequence
-    stamp = None if event.stamp is None else signed(event.stamp)
-    subject = None if event.subject is None else store_text(event.subject)
-    assert isinstance(event.body, bytes)  # `refuse_unstorable` has been asked
-    coded = event.kind << 32 | row_guard(row_id, event.kind, subject, stamp, event.body)
-    checksum = _checksum(row_id, coded, stamp, subject, event.fence, event.timestamp, event.extra, event.body)
-    return (
-        row_id,
-        coded,
-        stamp,
-        subject,
-        position,
-        event.fence,
-        event.timestamp,
-        checksum,
-        event.extra,
-        event.body,
-    )
-
-
 def to_event(execution_id: str, row: Stored) -> Envelope:
     """The event of a row of `READ_COLUMNS`. Raises `StoreReadError` if it is not as it was written."""
     row_id, coded, stamp, subject, fence, timestamp, checksum, extra, body = row
     sequence = row_id & 0xFFFFFFFF
     try:
         kind = coded >> 32
-        intact = checksum == _checksum(row_id, coded, stamp, subject, fence, timestamp, extra, body)
+        intact = checksum == row_checksum(row_id, coded, stamp, subject, fence, timestamp, extra, body)
         text = None if subject is None else load_text(subject)
     except (TypeError, ValueError, AttributeError) as error:
         raise damaged(execution_id, sequence) from error
@@ -98,21 +70,3 @@ def to_event(execution_id: str, row: Stored) -> Envelope:
     if stamp is not None:
         stamp &= 0xFFFFFFFFFFFFFFFF
     return Envelope(execution_id, sequence, event_type, body, timestamp, text, stamp, fence, extra)
-
-
-def _checksum(
-    row_id: int,
-    coded: int,
-    stamp: int | None,
-    subject: str | bytes | None,
-    fence: int | None,
-    timestamp: int,
-    extra: bytes | None,
-    body: Any,
-) -> int:
-    name = subject.encode() if isinstance(subject, str) else subject
-    head = f"{row_id},{coded},{stamp},{fence},{timestamp},{None if name is None else len(name)},".encode()
-    if name is not None:
-        head += name
-    crc = zlib.crc32(body, zlib.crc32(head))
-    return crc if extra is None else zlib.crc32(extra, zlib.crc32(b"+", crc))

@@ -8,20 +8,23 @@ Theory of operation. The writer takes the first call of its queue and all that w
 and makes them one transaction; so the lone caller is never held back, and a hundred concurrent callers share
 one flush. Nobody is answered before COMMIT has returned.
 
-Each call is judged on its own (`_admission.admit`) against the heads of its executions as the calls before it
-in this transaction leave them. A refused call has changed nothing, and its neighbours go on. When the
-transaction itself fails (a full disk, a value SQLite cannot bind), it is rolled back and its calls are
-tried one by one, so that only those that fail alone are told so. A locked database fails all of them at
-once: no single one is the reason.
+Each call is judged on its own (`admit`) against the heads of its executions as the calls before it in this
+transaction leave them. A refused call has changed nothing, and its neighbours go on. When the transaction
+itself fails (a full disk, a value SQLite cannot bind), it is rolled back and its calls are tried one by one,
+so that only those that fail alone are told so. A locked database fails all of them at once: no single one is
+the reason.
 
 A task is anything rarer than an append. What waits before it in its transaction is written before it is
 performed, in a savepoint, so that one that is refused half-way leaves nothing and its neighbours go on.
 
-Heads are kept from one transaction to the next. `PRAGMA data_version`, read under the write lock, tells
-whether another connection has committed since; if so they are forgotten.
+Heads are kept from one transaction to the next, save those of executions that have ended. The data version of
+the file, read under the write lock, tells whether another connection has committed since this one did; if so
+they are forgotten.
 
 Every statement executed gives up the interpreter lock, and a busy event loop is slow to give it back. So
 rows are inserted many to a statement, and a transaction costs a handful of statements, not one per event.
+Between two statements the loop waits for the lock in its turn. So what is done for each event is compiled:
+judging (`admit`) and building rows (`event_rows`).
 """
 
 from __future__ import annotations
@@ -29,18 +32,18 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from functools import cache
 from typing import Any
 
 import apsw
 
 from loomfast._errors import LoomError, StoreBusyError, StoreLostError, UnknownExecutionError
-from loomfast._kernels import Envelope, decode, encode
+from loomfast._events import END_KIND
+from loomfast._kernels import NO_EVENT, Envelope, Head, admit, decode, encode, event_rows
 from loomfast.stores import _sqlite_schema as schema
-from loomfast.stores._admission import NO_EVENT, Head, admit
 from loomfast.stores._spi_arguments import check_texts
 from loomfast.stores._sqlite_faults import DatabaseFile, write_error
-from loomfast.stores._sqlite_rows import COLUMNS, WIDTH, load_text, store_text, to_row
+from loomfast.stores._sqlite_rows import COLUMNS, WIDTH, load_text, store_text
 from loomfast.stores._threads import Call, Worker, deliver
 
 # Bounds of one transaction, so that no caller waits for the whole of an endless queue, and of the head cache.
@@ -221,6 +224,7 @@ class Ledger:
         self.number = 0
         self._version = -1
         self._heads: dict[str, Head] = {}
+        self._ended: list[str] = []
 
     def commit(self, calls: list[Call], deadline: float) -> list[tuple[Call, Any]]:
         """Serve calls in one transaction. Raises, having written nothing, when the transaction fails."""
@@ -229,16 +233,24 @@ class Ledger:
             self._refresh(calls)
             outcomes = self._apply(calls)
             self.connection.execute("COMMIT")
+            self._version = self.connection.data_version()
         except BaseException:
             self._version = -1
             schema.roll_back(self.connection)
             raise
+        self._forget_ended()
         return outcomes
 
+    def _forget_ended(self) -> None:
+        for execution_id in self._ended:
+            self._heads.pop(execution_id, None)
+        self._ended.clear()
+
     def _refresh(self, calls: list[Call]) -> None:
-        version = self.connection.pragma("data_version")
+        version = self.connection.data_version()
         if version != self._version:
             self._heads.clear()
+            self._ended.clear()
             self.position, self.number = self.connection.execute(
                 "SELECT (SELECT ifnull(max(position), 0) FROM events),"
                 " (SELECT ifnull(max(number), 0) FROM executions)"
@@ -249,7 +261,8 @@ class Ledger:
         wanted: dict[str, None] = {}
         for call in calls:
             if isinstance(call, Append):
-                wanted.update((event.execution_id, None) for event in call.envelopes)
+                for event in call.envelopes:
+                    wanted[event.execution_id] = None
             elif isinstance(call, AcquireFence):
                 wanted[call.execution_id] = None
             elif isinstance(call, Task):
@@ -272,11 +285,11 @@ class Ledger:
     def _apply(self, calls: list[Call]) -> list[tuple[Call, Any]]:
         outcomes: list[tuple[Call, Any]] = []
         before: dict[str, Head | None] = {}
-        rows: list[tuple[Any, ...]] = []
+        values: list[Any] = []
         for call in calls:
             try:
                 if isinstance(call, Task):
-                    self._write_appended(before, rows)
+                    self._write_appended(before, values)
                     with self.connection:  # a savepoint
                         outcomes.append((call, call.perform(self)))
                     continue
@@ -289,28 +302,36 @@ class Ledger:
                 self._number_head(execution_id, head)
             self._heads.update(heads)
             if isinstance(call, Append):
-                for event in call.envelopes:
-                    self.position += 1
-                    rows.append(to_row(heads[event.execution_id].number, self.position, event))
+                values += self._rows(heads, call.envelopes)
             outcomes.append((call, answer))
-        self._write_appended(before, rows)
+        self._write_appended(before, values)
         return outcomes
 
-    def _write_appended(self, before: dict[str, Head | None], rows: list[tuple[Any, ...]]) -> None:
+    def _rows(self, heads: dict[str, Head], events: Sequence[Envelope]) -> list[Any]:
+        first = self.position + 1
+        self.position += len(events)
+        if len(heads) == 1:
+            return event_rows(heads[events[0].execution_id].number, first, events)
+        values: list[Any] = []
+        for position, event in enumerate(events, first):
+            values += event_rows(heads[event.execution_id].number, position, (event,))
+        return values
+
+    def _write_appended(self, before: dict[str, Head | None], values: list[Any]) -> None:
         """Write what the appends and fences so far amount to, and forget it."""
         if before:
-            self.write_events(rows)
+            self.write_events(values)
             self._write_heads(before)
             before.clear()
-            rows.clear()
+            values.clear()
 
-    def write_events(self, rows: list[tuple[Any, ...]]) -> None:
-        """Insert rows of events."""
-        self._write(_INSERT_EVENTS, "", WIDTH, rows)
+    def write_events(self, values: list[Any]) -> None:
+        """Insert rows of events, given as `event_rows` gives them."""
+        self._write(_INSERT_EVENTS, "", WIDTH, values)
 
     def write_head(self, execution_id: str, head: Head) -> None:
         """Insert the row of a new execution."""
-        self._write(_UPSERT_HEADS, _ON_CHANGE, _HEAD_WIDTH, [_head_row(execution_id, head)])
+        self._write(_UPSERT_HEADS, _ON_CHANGE, _HEAD_WIDTH, list(_head_row(execution_id, head)))
 
     def adopt(self, execution_id: str, head: Head, position: int) -> None:
         """Remember a new execution that a task has written, and the position of its last event."""
@@ -348,8 +369,8 @@ class Ledger:
             head.number = self.number
 
     def _write_heads(self, before: dict[str, Head | None]) -> None:
-        advanced: list[tuple[Any, ...]] = []
-        changed: list[tuple[Any, ...]] = []
+        advanced: list[Any] = []
+        changed: list[Any] = []
         for execution_id, old in before.items():
             head = self._heads[execution_id]
             same = (
@@ -361,19 +382,28 @@ class Ledger:
                 and old.in_doubt == head.in_doubt
                 and old.wake_at == head.wake_at
             )
-            (advanced if same else changed).append(_head_row(execution_id, head))
+            values = advanced if same else changed
+            values += _head_row(execution_id, head)
+            if head.status in END_KIND:
+                self._ended.append(execution_id)
         self._write(_UPSERT_HEADS, _ON_ADVANCE, _HEAD_WIDTH, advanced)
         self._write(_UPSERT_HEADS, _ON_CHANGE, _HEAD_WIDTH, changed)
 
-    def _write(self, sql: str, ending: str, width: int, rows: list[tuple[Any, ...]]) -> None:
-        mark = "(" + ",".join("?" * width) + ")"
+    def _write(self, sql: str, ending: str, width: int, values: list[Any]) -> None:
+        rows = len(values) // width
         start = 0
-        while start < len(rows):
-            left = len(rows) - start
-            some = rows[start : start + next((size for size in _ROWS_AT_ONCE if size <= left), left)]
-            values = ",".join([mark] * len(some))
-            self.connection.execute(sql + values + ending, list(chain.from_iterable(some)))
-            start += len(some)
+        while start < rows:
+            left = rows - start
+            size = next((size for size in _ROWS_AT_ONCE if size <= left), left)
+            some = values if size == rows else values[start * width : (start + size) * width]
+            self.connection.execute(_statement(sql, ending, width, size), some)
+            start += size
+
+
+@cache
+def _statement(sql: str, ending: str, width: int, rows: int) -> str:
+    mark = "(" + ",".join("?" * width) + ")"
+    return sql + ",".join([mark] * rows) + ending
 
 
 def _head_row(execution_id: str, head: Head) -> tuple[Any, ...]:
