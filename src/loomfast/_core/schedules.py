@@ -26,7 +26,7 @@ CatchUp: TypeAlias = Literal["skip", "latest"] | int
 
 # How many occurrences `due` returns at most: under "skip", and under any number.
 MOST_ON_TIME: Final = 100
-MOST_CAUGHT_UP: Final = 10_000
+MOST_CAUGHT_UP: Final = 1_000
 
 _EPOCH: Final = datetime(1970, 1, 1)
 _MS: Final = timedelta(milliseconds=1)
@@ -120,7 +120,7 @@ class ScheduleDefinition:
     started:
 
     - `"latest"`: the newest only;
-    - a number up to 10,000: so many of the newest at most;
+    - a number up to 1,000: so many of the newest at most;
     - `"skip"`: those not older than `grace_s`, which count as on time; at most the newest 100.
 
     `input` is kept as its JSON form. Raises `BadInputError` for anything that is no schedule.

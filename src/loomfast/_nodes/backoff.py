@@ -22,13 +22,18 @@ class BackOff:
         # When to try again, and how long that pause is.
         self._failed: OrderedDict[Hashable, tuple[int, int]] = OrderedDict()
 
-    def failed(self, key: Hashable, now_ms: int) -> None:
-        """It has failed: leave it alone for twice as long as after the last time."""
+    def failed(self, key: Hashable, now_ms: int) -> bool:
+        """It has failed: leave it alone for twice as long as after the last time.
+
+        Tells whether this is the first time in a row.
+        """
+        first = key not in self._failed
         _, pause_ms = self._failed.pop(key, (0, FIRST_MS // 2))
         pause_ms = min(2 * pause_ms, LONGEST_MS)
         self._failed[key] = now_ms + pause_ms, pause_ms
         if len(self._failed) > REMEMBERED:
             self._failed.popitem(last=False)
+        return first
 
     def succeeded(self, key: Hashable) -> None:
         """Forget its failures."""

@@ -20,6 +20,7 @@ over; there is another sweep once any slot is given back, after a pause that gro
 from __future__ import annotations
 
 import asyncio
+from logging import DEBUG, WARNING
 
 from loomfast._errors import ExecutionSetAsideError, LeaseHeldError, RuntimeClosedError
 from loomfast._events import RUNNING
@@ -146,12 +147,13 @@ class Claims:
             self._telemetry.recovered()
         except (LeaseHeldError, RuntimeClosedError):
             pass  # another worker was first; or this one is closing
-        except ExecutionSetAsideError:
-            self._back_off.failed(stored_id, self._clock.now_ms())
-            self._telemetry.set_aside()
+        except ExecutionSetAsideError as error:
+            if self._back_off.failed(stored_id, self._clock.now_ms()):
+                logger.warning("%s", error)
+                self._telemetry.set_aside()
         except Exception as error:
-            self._back_off.failed(stored_id, self._clock.now_ms())
-            logger.warning("%r could not be taken up: %s: %s", stored_id, type(error).__name__, error)
+            level = WARNING if self._back_off.failed(stored_id, self._clock.now_ms()) else DEBUG
+            logger.log(level, "%r could not be taken up: %s: %s", stored_id, type(error).__name__, error)
             self._telemetry.failed(stored_id, error)
         finally:
             del self._busy[stored_id]

@@ -28,6 +28,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
+from logging import DEBUG, WARNING
 from typing import TypeAlias, TypeVar
 
 from loomfast._core.arguments import count_argument
@@ -47,7 +48,7 @@ PAGE = 500
 # Looks are at least so far apart, which is how late something may be done for it.
 BETWEEN_LOOKS_S = 0.005
 # How long to wait after the store could not be asked, at most.
-LONGEST_PAUSE_S = 30.0
+LONGEST_PAUSE_S = 5.0
 
 
 def check_period(name: str, seconds: float) -> None:
@@ -202,8 +203,9 @@ class DueLoop:
         except RuntimeClosedError:
             pass  # whoever goes on will look for itself
         except Exception as error:
-            self._back_off.failed(key, self._clock.now_ms())
-            logger.warning("%s %r is due and could not go on: %s: %s", *key[:2], type(error).__name__, error)
+            level = WARNING if self._back_off.failed(key, self._clock.now_ms()) else DEBUG
+            message = "%s %r is due and could not go on: %s: %s"
+            logger.log(level, message, *key[:2], type(error).__name__, error)
             call(partial(self._on_error, key[1]), error)
         finally:
             del self._busy[key[:2]]

@@ -28,6 +28,8 @@ from loomfast.stores._spi_leases import check_ttl
 
 Phase: TypeAlias = Literal["new", "running", "closing", "closed"]
 
+# What an orderly end of another process leaves is taken up within so many seconds.
+LONGEST_SWEEP_S = 5.0
 # A worker whose looks at the store have failed for so long is not well.
 UNWELL_S = 15.0
 # For how many sync steps there are threads, unless the app says otherwise.
@@ -65,9 +67,10 @@ class Worker:
     a lease of `lease_ttl_s` seconds, so any number of workers, and of other processes whose runtimes have
     leases, may share the store. One that keeps crashing its process is set aside (`max_crashes`).
 
-    `poll_s`: how often it asks for what is due; `sweep_s`: how often for what is abandoned, a third of the
-    lease's time unless given. With `tenants`, what `TenantScopedEventStore` views of the store hold is
-    driven as that tenant's. `close_grace_s` is the grace that running effects have when it is left.
+    `poll_s`: how often it asks for what is due; `sweep_s`: how often for what is abandoned; 5 s unless
+    given, or a third of the lease's time where that is less. With `tenants`, what `TenantScopedEventStore`
+    views of the store hold is driven as that tenant's. `close_grace_s` is the grace that running effects have
+    when it is left.
 
     Use it as an async context manager. The store is the caller's to close.
     """
@@ -103,7 +106,7 @@ class Worker:
             store, self._make_runtime, self._slots, tenants=tenants, rested=self._rested
         )
         self.runtime = self._runtimes.base
-        sweep_s = min(lease_ttl_s / 3, 3600) if sweep_s is None else sweep_s
+        sweep_s = min(lease_ttl_s / 3, LONGEST_SWEEP_S) if sweep_s is None else sweep_s
         self._telemetry = Telemetry()
         self._due = DueLoop(
             store.timers,
