@@ -40,7 +40,7 @@ class Scheduled(NamedTuple):
 
 
 SCHEDULES = (
-    Scheduled("made-up", 2, 10_000, True, [("note", "tell"), ("work", "look")]),
+    Scheduled("made-up", 2, 1_000, True, [("note", "tell"), ("work", "look")]),
     Scheduled("on-time", 3, "skip", True, [("once", "ask"), ("sleep", 0.05), ("note", "ask")]),
     Scheduled("latest", 1.5, "latest", False, [("work", "tell")]),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -104,6 +105,7 @@ async def _run(
             host, port = await stack.enter_async_context(_served(worker, *address))
             logger.info("health at http://%s:%d/healthz", host, port)
         await stack.enter_async_context(worker)
+        gc.freeze()  # what was imported stays: full collections of it would hold up the loop
         logger.info("ready, process %d", os.getpid())
         await stop.wait()
     logger.info("stopped")

@@ -26,7 +26,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 # How many callers are answered before the event loop gets its turn.
-ANSWERS_A_TURN: Final = 16
+ANSWERS_A_TURN: Final = 8
 
 
 class Call:
