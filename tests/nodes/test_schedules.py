@@ -292,7 +292,7 @@ def test_sequence_0_is_durable_before_the_mark_moves_and_a_crash_between_starts_
             super().__init__()
             put = self.timers.put
 
-            async def crashing(schedule: lf.Schedule) -> lf.Schedule | None:
+            async def crashing(schedule: lf.ScheduleRow) -> lf.ScheduleRow | None:
                 if self.crash:
                     seen.extend(await executions(self))
                     raise lf.StoreLostError(None, "the process is gone")
@@ -343,7 +343,7 @@ def test_one_schedule_that_cannot_start_is_reported_and_holds_up_no_other() -> N
             there = lf.Schedules(elsewhere)
             await there.put("bad-input", strict.id, 7, trigger=lf.Every(60))
             await there.put("unknown", "no-such-flow", trigger=lf.Every(60))
-        await store.timers.put(lf.Schedule("unreadable", b"{}", START_MS))
+        await store.timers.put(lf.ScheduleRow("unreadable", b"{}", START_MS))
         errors: dict[str, str] = {}
         async with (
             node(store, 1, report, strict) as rt,

@@ -25,7 +25,7 @@ from loomfast.stores import (
     MemoryEventStore,
     PositionedEvent,
     Recovery,
-    Schedule,
+    ScheduleRow,
     Wake,
 )
 from loomfast.stores._memory_branches import MemoryBranchRegistry
@@ -316,20 +316,20 @@ class WakesEarly(MemoryTimerStore):
 
 
 class IgnoresVersions(MemoryTimerStore):
-    async def put(self, schedule: Schedule) -> Schedule | None:
+    async def put(self, schedule: ScheduleRow) -> ScheduleRow | None:
         known = self._schedules.get(schedule.schedule_id)
         return await super().put(schedule._replace(version=0 if known is None else known.version))
 
 
 class RoundsTimes(MemoryTimerStore):
-    async def put(self, schedule: Schedule) -> Schedule | None:
+    async def put(self, schedule: ScheduleRow) -> ScheduleRow | None:
         if schedule.next_ms is not None:
             schedule = schedule._replace(next_ms=int(schedule.next_ms))
         return await super().put(schedule)
 
 
 class CutsTimesOff(MemoryTimerStore):
-    async def put(self, schedule: Schedule) -> Schedule | None:
+    async def put(self, schedule: ScheduleRow) -> ScheduleRow | None:
         if isinstance(schedule.next_ms, int):
             schedule = schedule._replace(next_ms=min(schedule.next_ms, 2**63 - 1))
         return await super().put(schedule)
@@ -345,8 +345,8 @@ class HidesSchedulesBehindAPage(MemoryTimerStore):
     """Goes on behind a time, so that others of that time are never seen."""
 
     async def due_schedules(
-        self, at_ms: int, *, after: Schedule | None = None, limit: int = 100
-    ) -> list[Schedule]:
+        self, at_ms: int, *, after: ScheduleRow | None = None, limit: int = 100
+    ) -> list[ScheduleRow]:
         if after is not None:
             after = after._replace(schedule_id="\U0010ffff")
         return await super().due_schedules(at_ms, after=after, limit=limit)

@@ -13,7 +13,7 @@ import pytest
 from loomfast._core.snapshots import snapshot_of
 from loomfast._errors import BadInputError, StoreClosedError, UnknownExecutionError
 from loomfast._kernels import fold_events
-from loomfast.stores import Lease, Recovery, Schedule, Wake
+from loomfast.stores import Lease, Recovery, ScheduleRow, Wake
 from loomfast.stores import _postgres_reader as reader
 from loomfast.stores import _postgres_timers as timers
 from loomfast.stores._postgres_connections import AnyConnection
@@ -42,7 +42,7 @@ async def test_a_text_longer_than_an_index_takes_is_an_id_like_any_other(open_po
         assert (branch.name, branch.origin_id, branch.execution_id) == (LONG, LONG, "copy")
         lease = await store.leases.acquire(LONG, LONG, 60)
         assert await store.leases.get(LONG) == lease
-        schedule = await store.timers.put(Schedule(LONG, b"{}", 5))
+        schedule = await store.timers.put(ScheduleRow(LONG, b"{}", 5))
         assert await store.timers.list() == [schedule]
         await store.recoveries.put(Recovery(LONG, 1, 1, False, LONG))
         assert await store.recoveries.list() == [Recovery(LONG, 1, 1, False, LONG)]
@@ -352,7 +352,7 @@ async def explained(connection: AnyConnection, sql: str, values: tuple[object, .
 
 async def test_of_two_that_change_one_version_of_a_schedule_one_succeeds(open_postgres: OpenPostgres) -> None:
     async with await open_postgres() as one, await open_postgres() as two:
-        first = Schedule("s\x00", b"{}", 100)
+        first = ScheduleRow("s\x00", b"{}", 100)
         results = await asyncio.gather(*(store.timers.put(first) for store in (one, two) * 5))
         (kept,) = [result for result in results if result is not None]
         assert kept == first._replace(version=kept.version)
@@ -363,7 +363,7 @@ async def test_of_two_that_change_one_version_of_a_schedule_one_succeeds(open_po
         assert changed.version > kept.version
         assert await one.timers.get("s\x00") == changed
         for n, name in enumerate(("b", "\ud800", "é", "a")):
-            await one.timers.put(Schedule(name, b"\x00\xff", None if name == "b" else n))
+            await one.timers.put(ScheduleRow(name, b"\x00\xff", None if name == "b" else n))
         names = [schedule.schedule_id for schedule in await two.timers.list()]
         assert names == sorted(names)
         assert [s.schedule_id for s in await two.timers.list(after="a", limit=2)] == names[1:3]
@@ -371,4 +371,4 @@ async def test_of_two_that_change_one_version_of_a_schedule_one_succeeds(open_po
         assert await two.timers.delete("a")
         assert not await two.timers.delete("a")
         with pytest.raises(BadInputError):
-            await one.timers.put(Schedule("", b"{}", None))
+            await one.timers.put(ScheduleRow("", b"{}", None))

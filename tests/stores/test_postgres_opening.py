@@ -16,7 +16,7 @@ from loomfast._errors import (
     StoreMissingError,
     StoreTooNewError,
 )
-from loomfast.stores import PostgresEventStore, Schedule, SqliteEventStore, open_store
+from loomfast.stores import PostgresEventStore, ScheduleRow, SqliteEventStore, open_store
 from loomfast.stores import _postgres_schema as schemas
 from loomfast.testing.postgres import PostgresServer
 
@@ -121,10 +121,10 @@ async def test_schedules_of_an_older_schema_go_on_to_versions_that_none_of_them_
     )
     monkeypatch.undo()
     async with await open_postgres() as store:
-        often, other = Schedule("often", b"[1]", 5, 7), Schedule("s", b"[2]", None, 1)
+        often, other = ScheduleRow("often", b"[1]", 5, 7), ScheduleRow("s", b"[2]", None, 1)
         assert await store.timers.list() == [often, other]
         assert await store.timers.delete("s")
-        again = await store.timers.put(Schedule("s", b"[3]", 5))
+        again = await store.timers.put(ScheduleRow("s", b"[3]", 5))
         assert again is not None
         assert again.version > 7
         changed = await store.timers.put(often._replace(next_ms=6))

@@ -23,7 +23,7 @@ from loomfast._errors import (
     StoreClosedError,
 )
 from loomfast._kernels import Envelope
-from loomfast.stores import Recovery, Schedule, SqliteEventStore
+from loomfast.stores import Recovery, ScheduleRow, SqliteEventStore
 
 from .logs import event, log
 from .programs import foreign, run_program
@@ -142,7 +142,7 @@ async def test_leases_accounts_and_schedules_say_when_a_lock_is_held_too_long(
             store.leases.acquire("y", "node-a", 30),
             store.leases.renew([lease], 30),
             store.recoveries.put(Recovery("x", 1, 0, False, None)),
-            store.timers.put(Schedule("nightly", b"{}", None)),
+            store.timers.put(ScheduleRow("nightly", b"{}", None)),
             return_exceptions=True,
         )
         assert [r.execution_id for r in results if isinstance(r, StoreBusyError)] == ["y", "x", "x", None]
@@ -256,7 +256,7 @@ def _in_the_child(store: SqliteEventStore) -> int:
 def test_a_program_that_never_closes_its_store_still_ends(path: Path) -> None:
     program = """
         import asyncio, sys
-        from loomfast.stores import Recovery, Schedule, SqliteEventStore
+        from loomfast.stores import Recovery, ScheduleRow, SqliteEventStore
         keep = []
         async def main():
             keep.append(await SqliteEventStore.open(sys.argv[1]))

@@ -10,7 +10,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from loomfast.stores import Lease, Recovery, Schedule, SqliteEventStore, Wake
+from loomfast.stores import Lease, Recovery, ScheduleRow, SqliteEventStore, Wake
 from loomfast.stores import _sqlite_reader as reader
 from loomfast.stores import _sqlite_schema as schema
 from loomfast.stores import _sqlite_timers as timers
@@ -81,9 +81,9 @@ async def test_accounts_and_schedules_survive_a_restart(path: Path) -> None:  # 
         await store.append_batch(log("x", 2))
         await store.recoveries.put(account._replace(crashes=1, set_aside=None))
         await store.recoveries.put(account)
-        schedule = await store.timers.put(Schedule("nightly", b"{}", 5))
-        assert schedule == Schedule("nightly", b"{}", 5, 1)
-        assert await store.timers.put(Schedule("nightly", b"[]", 6)) is None
+        schedule = await store.timers.put(ScheduleRow("nightly", b"{}", 5))
+        assert schedule == ScheduleRow("nightly", b"{}", 5, 1)
+        assert await store.timers.put(ScheduleRow("nightly", b"[]", 6)) is None
     async with await SqliteEventStore.open(path) as store:
         assert await store.recoveries.get("x") == account
         assert await store.recoveries.list() == [account]
@@ -110,13 +110,13 @@ async def test_schedules_of_an_older_database_get_versions_newer_than_all_it_gav
     monkeypatch.undo()
     async with await SqliteEventStore.open(path) as store:
         often, odd = await store.timers.list()
-        assert often == Schedule("often", b"[1]", 5, often.version)
-        assert odd == Schedule(ODD, b"[2]", None, odd.version)
+        assert often == ScheduleRow("often", b"[1]", 5, often.version)
+        assert odd == ScheduleRow(ODD, b"[2]", None, odd.version)
         assert often.version > 7
         assert await store.timers.put(odd._replace(version=1)) is None
         assert await store.timers.delete("often")
         assert await store.timers.delete(ODD)
-        again = await store.timers.put(Schedule("often", b"[3]", 5))
+        again = await store.timers.put(ScheduleRow("often", b"[3]", 5))
         assert again is not None
         assert again.version > max(often.version, odd.version)
 
@@ -125,7 +125,7 @@ async def test_ids_of_schedules_sort_by_code_point(path: Path) -> None:
     ids = ["", "a", "a\x00b", "é", ODD, "\ue000", "\U0001f600"]
     async with await SqliteEventStore.open(path) as store:
         for schedule_id in reversed(ids[1:]):
-            await store.timers.put(Schedule(schedule_id, b"{}", None))
+            await store.timers.put(ScheduleRow(schedule_id, b"{}", None))
         assert [s.schedule_id for s in await store.timers.list()] == ids[1:] == sorted(ids[1:])
         for n, schedule_id in enumerate(ids):
             page = await store.timers.list(after=schedule_id, limit=1)

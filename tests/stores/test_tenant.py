@@ -28,7 +28,7 @@ from loomfast.stores import (
     PositionedEvent,
     Recovery,
     ReplicaReadEventStore,
-    Schedule,
+    ScheduleRow,
     TenantScopedEventStore,
     Wake,
 )
@@ -73,7 +73,7 @@ async def life(store: EventStore, execution_id: str, mark: str) -> None:
     await store.recoveries.put(Recovery(execution_id, 1, 2, False, mark))
     assert (
         await store.timers.put(
-            Schedule(f"{execution_id}/schedule", mark.encode("utf-8", "backslashreplace"), 7)
+            ScheduleRow(f"{execution_id}/schedule", mark.encode("utf-8", "backslashreplace"), 7)
         )
         is not None
     )
@@ -216,11 +216,11 @@ async def test_pages_are_filled_with_the_tenants_own_however_many_others_stand_b
     for n in range(1_300):
         await theirs.append_batch(parked(f"x{n}", n))
         await theirs.recoveries.put(Recovery(f"x{n}", 1, 1, False, "why"))
-        await theirs.timers.put(Schedule(f"s{n}", b"", n))
+        await theirs.timers.put(ScheduleRow(f"s{n}", b"", n))
         if n % 400 == 399:
             await mine.append_batch(parked(f"m{n}", n))
             await mine.recoveries.put(Recovery(f"m{n}", 1, 1, False, "why"))
-            await mine.timers.put(Schedule(f"s{n}", b"", n))
+            await mine.timers.put(ScheduleRow(f"s{n}", b"", n))
     names = ["m399", "m799", "m1199"]
     listed = await mine.list_executions(limit=2)
     assert [summary.execution_id for summary in listed] == names[:2]

@@ -37,9 +37,9 @@ from loomfast._kernels import State
 from loomfast._nodes.backoff import BackOff
 from loomfast._runtime.clock import Clock, done_within
 from loomfast._runtime.hooks import call, logger
-from loomfast.stores import Schedule, TimerStore, Wake
+from loomfast.stores import ScheduleRow, TimerStore, Wake
 
-Due = TypeVar("Due", Wake, Schedule)
+Due = TypeVar("Due", Wake, ScheduleRow)
 # What is due, whose, and which one of it: another one has not failed yet.
 Key: TypeAlias = tuple[str, str, int]
 
@@ -71,7 +71,7 @@ class DueLoop:
         timers: TimerStore,
         clock: Clock,
         fire: Callable[[Wake], Awaitable[object]],
-        begin: Callable[[Schedule], Awaitable[object]],
+        begin: Callable[[ScheduleRow], Awaitable[object]],
         *,
         poll_s: float,
         concurrency: int,
@@ -91,7 +91,7 @@ class DueLoop:
         self._room = asyncio.Semaphore(concurrency)
         self._busy: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._back_off = BackOff()
-        self._seen: tuple[Wake | None, Schedule | None] = (None, None)
+        self._seen: tuple[Wake | None, ScheduleRow | None] = (None, None)
         self._front_ms = 0  # when to look from the front again
         self._look_ms = 0  # when to look again at all
         self._earlier: asyncio.Future[None] | None = None
@@ -171,7 +171,7 @@ class DueLoop:
             more = len(page) == PAGE
         return seen
 
-    async def _look_at_schedules(self, now_ms: int, seen: Schedule | None) -> Schedule | None:
+    async def _look_at_schedules(self, now_ms: int, seen: ScheduleRow | None) -> ScheduleRow | None:
         """As `_look_at_wakes`."""
         more = True
         while more:

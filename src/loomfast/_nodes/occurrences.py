@@ -26,7 +26,7 @@ from loomfast._errors import ExecutionAlreadyExistsError
 from loomfast._nodes.limits import Slots
 from loomfast._nodes.schedules import definition_of
 from loomfast._runtime.runtime import WorkflowRuntime
-from loomfast.stores import Schedule
+from loomfast.stores import ScheduleRow
 
 
 async def start_occurrence(runtime: WorkflowRuntime, schedule: ScheduleDefinition, at_ms: int) -> bool:
@@ -43,7 +43,7 @@ async def start_occurrence(runtime: WorkflowRuntime, schedule: ScheduleDefinitio
 
 
 async def start_due(
-    runtime: WorkflowRuntime, row: Schedule, slots: Slots | None = None, tenant: str | None = None
+    runtime: WorkflowRuntime, row: ScheduleRow, slots: Slots | None = None, tenant: str | None = None
 ) -> int | None:
     """Start what is due of a schedule, oldest first, and return its mark; None if it moved without us.
 

@@ -20,7 +20,7 @@ from loomfast._core.schedules import CatchUp, ScheduleDefinition, Trigger
 from loomfast._errors import UnknownFlowError, UnknownScheduleError
 from loomfast._kernels import decode, encode
 from loomfast._runtime.runtime import WorkflowRuntime
-from loomfast.stores import Schedule
+from loomfast.stores import ScheduleRow
 
 
 class Schedules:
@@ -110,7 +110,7 @@ class Schedules:
         while True:
             row = await self._timers.get(schedule_id)
             new = change(None if row is None else definition_of(row))
-            wanted = Schedule(schedule_id, new.to_body(), new.next_ms, 0 if row is None else row.version)
+            wanted = ScheduleRow(schedule_id, new.to_body(), new.next_ms, 0 if row is None else row.version)
             if wanted == row:
                 return definition_of(row)
             kept = await self._timers.put(wanted)
@@ -131,7 +131,7 @@ class Schedules:
             schema.check(flow.input, given, f"input of flow {flow_id!r}")
 
 
-def definition_of(row: Schedule) -> ScheduleDefinition:
+def definition_of(row: ScheduleRow) -> ScheduleDefinition:
     """Return the schedule that a store keeps. Raises `StoreReadError`."""
     return ScheduleDefinition.from_body(row.schedule_id, row.body, row.next_ms, row.version)
 

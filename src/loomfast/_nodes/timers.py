@@ -17,7 +17,7 @@ from loomfast._nodes.occurrences import start_due, start_occurrence
 from loomfast._nodes.schedules import Schedules
 from loomfast._runtime.leases import LeaseKeeper
 from loomfast._runtime.runtime import WorkflowRuntime
-from loomfast.stores import LeaseStore, Schedule
+from loomfast.stores import LeaseStore, ScheduleRow
 
 
 class TimerService:
@@ -139,7 +139,7 @@ class TimerService:
 
     # --- what the loop asks for ------------------------------------------------------------------
 
-    async def _start_due(self, row: Schedule) -> None:
+    async def _start_due(self, row: ScheduleRow) -> None:
         next_ms = await start_due(self._runtime, row)
         if next_ms is not None:
             self._loop.expect(next_ms)

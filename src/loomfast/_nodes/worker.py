@@ -23,7 +23,7 @@ from loomfast._nodes.telemetry import Telemetry
 from loomfast._nodes.tenants import Owner, Runtimes
 from loomfast._runtime.clock import Clock, SystemClock
 from loomfast._runtime.runtime import WorkflowRuntime
-from loomfast.stores import EventStore, Schedule, Wake
+from loomfast.stores import EventStore, ScheduleRow, Wake
 from loomfast.stores._spi_leases import check_ttl
 
 Phase: TypeAlias = Literal["new", "running", "closing", "closed"]
@@ -236,7 +236,7 @@ class Worker:
             flow_id = "" if state is None else state.flow_id
         return flow_id
 
-    async def _start_due(self, row: Schedule) -> None:
+    async def _start_due(self, row: ScheduleRow) -> None:
         owner = self._runtimes.owner(row.schedule_id)
         now_ms = self._clock.now_ms()
         own = row._replace(schedule_id=owner.own_id)

@@ -18,7 +18,7 @@ from loomfast.stores._spi_branches import Branch, BranchRegistry, Tip
 from loomfast.stores._spi_leases import Lease, LeaseStore
 from loomfast.stores._spi_recoveries import Recovery, RecoveryStore
 from loomfast.stores._spi_snapshots import SnapshotStore, SnapshotSummary
-from loomfast.stores._spi_timers import Schedule, TimerStore, Wake
+from loomfast.stores._spi_timers import ScheduleRow, TimerStore, Wake
 from loomfast.stores._tenant import TenantScopedEventStore
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ __all__ = [
     "Recovery",
     "RecoveryStore",
     "ReplicaReadEventStore",
-    "Schedule",
+    "ScheduleRow",
     "SnapshotStore",
     "SnapshotSummary",
     "SqliteEventStore",

@@ -13,8 +13,8 @@ from bisect import bisect_right, insort
 from loomfast.stores._memory_shared import Shared
 from loomfast.stores._spi_arguments import bounded, limit_of
 from loomfast.stores._spi_timers import (
-    Schedule,
-    Schedules,
+    ScheduleRow,
+    ScheduleRows,
     TimerStore,
     Wake,
     check_schedule,
@@ -30,7 +30,7 @@ class MemoryTimerStore(TimerStore):
         self._shared = shared
         self._wakes: dict[str, int] = {}
         self._order: list[tuple[int, int, str]] = []  # time, number of the execution, its id
-        self._schedules: dict[str, Schedule] = {}
+        self._schedules: dict[str, ScheduleRow] = {}
         self._version = 0  # the newest of all schedules
 
     def follow(self, execution_id: str, number: int, wake_at: int | None) -> None:
@@ -56,8 +56,8 @@ class MemoryTimerStore(TimerStore):
         return [Wake(execution_id, wake_at) for wake_at, _, execution_id in found if wake_at <= at_ms]
 
     async def due_schedules(
-        self, at_ms: int, *, after: Schedule | None = None, limit: int = 100
-    ) -> Schedules:
+        self, at_ms: int, *, after: ScheduleRow | None = None, limit: int = 100
+    ) -> ScheduleRows:
         at_ms, limit, mark = bounded("at_ms", at_ms), limit_of(limit), due_mark(after)
         with self._shared.lock:
             self._shared.check_open()
@@ -68,7 +68,7 @@ class MemoryTimerStore(TimerStore):
             )
         return [schedule for place, schedule in due if place > mark][:limit]
 
-    async def put(self, schedule: Schedule) -> Schedule | None:
+    async def put(self, schedule: ScheduleRow) -> ScheduleRow | None:
         check_schedule(schedule)
         with self._shared.lock:
             self._shared.check_open()
@@ -79,7 +79,7 @@ class MemoryTimerStore(TimerStore):
             kept = self._schedules[schedule.schedule_id] = schedule._replace(version=self._version)
             return kept
 
-    async def get(self, schedule_id: str) -> Schedule | None:
+    async def get(self, schedule_id: str) -> ScheduleRow | None:
         with self._shared.lock:
             self._shared.check_open(schedule_id)
             return self._schedules.get(schedule_id)
@@ -89,7 +89,7 @@ class MemoryTimerStore(TimerStore):
             self._shared.check_open(schedule_id)
             return self._schedules.pop(schedule_id, None) is not None
 
-    async def list(self, *, after: str = "", limit: int = 100) -> Schedules:
+    async def list(self, *, after: str = "", limit: int = 100) -> ScheduleRows:
         limit = limit_of(limit)
         with self._shared.lock:
             self._shared.check_open(after)

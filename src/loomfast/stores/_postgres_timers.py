@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from loomfast.stores._postgres_rows import key_and_long, key_of, load_text, store_text
 from loomfast.stores._spi_arguments import bounded, limit_of
 from loomfast.stores._spi_timers import (
-    Schedule,
-    Schedules,
+    ScheduleRow,
+    ScheduleRows,
     TimerStore,
     Wake,
     check_schedule,
@@ -68,15 +68,15 @@ class PostgresTimerStore(TimerStore):
         return [Wake(load_text(execution_id), wake_at) for execution_id, wake_at in rows]
 
     async def due_schedules(
-        self, at_ms: int, *, after: Schedule | None = None, limit: int = 100
-    ) -> Schedules:
+        self, at_ms: int, *, after: ScheduleRow | None = None, limit: int = 100
+    ) -> ScheduleRows:
         next_ms, schedule_id = due_mark(after)
         rows = await self._read(
             _DUE, bounded("at_ms", at_ms), next_ms, store_text(schedule_id), limit_of(limit)
         )
         return [_schedule(row) for row in rows]
 
-    async def put(self, schedule: Schedule) -> Schedule | None:
+    async def put(self, schedule: ScheduleRow) -> ScheduleRow | None:
         check_schedule(schedule)
         key, long_id = key_and_long(schedule.schedule_id)
         if schedule.version == 0:
@@ -85,14 +85,14 @@ class PostgresTimerStore(TimerStore):
             version = await self._write(_UPDATE, key, schedule.body, schedule.next_ms, schedule.version)
         return None if version is None else schedule._replace(version=version)
 
-    async def get(self, schedule_id: str) -> Schedule | None:
+    async def get(self, schedule_id: str) -> ScheduleRow | None:
         rows = await self._read(_GET, key_of(schedule_id))
         return _schedule(rows[0]) if rows else None
 
     async def delete(self, schedule_id: str) -> bool:
         return bool(await self._write(_DELETE, key_of(schedule_id)))
 
-    async def list(self, *, after: str = "", limit: int = 100) -> Schedules:
+    async def list(self, *, after: str = "", limit: int = 100) -> ScheduleRows:
         return [_schedule(row) for row in await self._read(_LIST, store_text(after), limit_of(limit))]
 
     async def _read(self, sql: str, *arguments: object) -> Any:
@@ -102,6 +102,6 @@ class PostgresTimerStore(TimerStore):
         return await self._store._write(None, lambda connection: connection.fetchval(sql, *arguments))
 
 
-def _schedule(row: Any) -> Schedule:
+def _schedule(row: Any) -> ScheduleRow:
     schedule_id, body, next_ms, version = row
-    return Schedule(load_text(schedule_id), body, next_ms, version)
+    return ScheduleRow(load_text(schedule_id), body, next_ms, version)

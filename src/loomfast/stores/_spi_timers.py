@@ -29,10 +29,11 @@ class Wake(NamedTuple):
     wake_at: int
 
 
-class Schedule(NamedTuple):
-    """A schedule. `body` is its definition, in JSON; `next_ms` when it is next due, None while it is paused.
+class ScheduleRow(NamedTuple):
+    """A schedule as a store keeps it.
 
-    `version` is newer with every change: 0 for one that has not been put yet.
+    `body` is its definition, in JSON; `next_ms` when it is next due, None while it is paused. `version` is
+    newer with every change: 0 for one that has not been put yet.
     """
 
     schedule_id: str
@@ -41,7 +42,7 @@ class Schedule(NamedTuple):
     version: int = 0
 
 
-Schedules: TypeAlias = list[Schedule]
+ScheduleRows: TypeAlias = list[ScheduleRow]
 
 
 class TimerStore(ABC):
@@ -57,8 +58,8 @@ class TimerStore(ABC):
 
     @abstractmethod
     async def due_schedules(
-        self, at_ms: int, *, after: Schedule | None = None, limit: int = 100
-    ) -> Schedules:
+        self, at_ms: int, *, after: ScheduleRow | None = None, limit: int = 100
+    ) -> ScheduleRows:
         """Return at most `limit` schedules whose `next_ms` is not beyond `at_ms`, earliest first.
 
         Those of one time stand in the order of their ids (by code point). The page begins behind `after` as
@@ -67,7 +68,7 @@ class TimerStore(ABC):
         """
 
     @abstractmethod
-    async def put(self, schedule: Schedule) -> Schedule | None:
+    async def put(self, schedule: ScheduleRow) -> ScheduleRow | None:
         """Keep a schedule in place of the one of its version, and return it as it is now.
 
         None, with nothing written, if there is another version of it by now: 0 stands for no schedule. Raises
@@ -75,7 +76,7 @@ class TimerStore(ABC):
         """
 
     @abstractmethod
-    async def get(self, schedule_id: str) -> Schedule | None:
+    async def get(self, schedule_id: str) -> ScheduleRow | None:
         """Return a schedule, or None."""
 
     @abstractmethod
@@ -83,7 +84,7 @@ class TimerStore(ABC):
         """Forget a schedule; tell whether there was one."""
 
     @abstractmethod
-    async def list(self, *, after: str = "", limit: int = 100) -> Schedules:
+    async def list(self, *, after: str = "", limit: int = 100) -> ScheduleRows:
         """Return at most `limit` schedules in the order of their ids (by code point), behind `after`."""
 
 
@@ -95,7 +96,7 @@ def wake_mark(after: Wake | None) -> Wake:
     return after._replace(wake_at=bounded("wake_at", after.wake_at))
 
 
-def due_mark(after: Schedule | None) -> tuple[int, str]:
+def due_mark(after: ScheduleRow | None) -> tuple[int, str]:
     """Behind which time and schedule a page begins. Raises `BadInputError`, also for a paused one."""
     if after is None:
         return FIRST, ""
@@ -105,7 +106,7 @@ def due_mark(after: Schedule | None) -> tuple[int, str]:
     return bounded("next_ms", after.next_ms), after.schedule_id
 
 
-def check_schedule(schedule: Schedule) -> None:
+def check_schedule(schedule: ScheduleRow) -> None:
     """Refuse a schedule that no store takes. Raises `BadInputError`."""
     check_texts(schedule.schedule_id)
     if not schedule.schedule_id:

@@ -15,8 +15,8 @@ import apsw
 
 from loomfast.stores._spi_arguments import bounded, check_texts, limit_of
 from loomfast.stores._spi_timers import (
-    Schedule,
-    Schedules,
+    ScheduleRow,
+    ScheduleRows,
     TimerStore,
     Wake,
     check_schedule,
@@ -61,19 +61,19 @@ class SqliteTimerStore(TimerStore):
         return wakes
 
     async def due_schedules(
-        self, at_ms: int, *, after: Schedule | None = None, limit: int = 100
-    ) -> Schedules:
+        self, at_ms: int, *, after: ScheduleRow | None = None, limit: int = 100
+    ) -> ScheduleRows:
         next_ms, schedule_id = due_mark(after)
         return await self._schedules(
             _DUE, bounded("at_ms", at_ms), next_ms, _key(schedule_id), limit_of(limit)
         )
 
-    async def put(self, schedule: Schedule) -> Schedule | None:
+    async def put(self, schedule: ScheduleRow) -> ScheduleRow | None:
         check_schedule(schedule)
-        kept: Schedule | None = await self._store._write(None, PutSchedule(schedule))
+        kept: ScheduleRow | None = await self._store._write(None, PutSchedule(schedule))
         return kept
 
-    async def get(self, schedule_id: str) -> Schedule | None:
+    async def get(self, schedule_id: str) -> ScheduleRow | None:
         found = await self._schedules(_ONE, _key(schedule_id))
         return found[0] if found else None
 
@@ -81,11 +81,13 @@ class SqliteTimerStore(TimerStore):
         there: bool = await self._store._write(None, DeleteSchedule(schedule_id))
         return there
 
-    async def list(self, *, after: str = "", limit: int = 100) -> Schedules:
+    async def list(self, *, after: str = "", limit: int = 100) -> ScheduleRows:
         return await self._schedules(_LIST, _key(after), limit_of(limit))
 
-    async def _schedules(self, sql: str, *values: int | bytes) -> Schedules:
-        schedules: Schedules = await self._store._read(None, partial(read_schedules, sql=sql, values=values))
+    async def _schedules(self, sql: str, *values: int | bytes) -> ScheduleRows:
+        schedules: ScheduleRows = await self._store._read(
+            None, partial(read_schedules, sql=sql, values=values)
+        )
         return schedules
 
 
@@ -94,11 +96,11 @@ class PutSchedule(Task):
 
     __slots__ = ("schedule",)
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: ScheduleRow) -> None:
         super().__init__()
         self.schedule = schedule
 
-    def perform(self, ledger: Ledger) -> Schedule | None:
+    def perform(self, ledger: Ledger) -> ScheduleRow | None:
         schedule = self.schedule
         key = _key(schedule.schedule_id)
         known = read_schedules(ledger.connection, _ONE, (key,))
@@ -128,10 +130,10 @@ def read_wakes(connection: apsw.Connection, at_ms: int, mark: Wake, limit: int) 
     return [Wake(load_text(stored_id), stored_at) for stored_id, stored_at, _ in rows]
 
 
-def read_schedules(connection: apsw.Connection, sql: str, values: tuple[int | bytes, ...]) -> Schedules:
+def read_schedules(connection: apsw.Connection, sql: str, values: tuple[int | bytes, ...]) -> ScheduleRows:
     rows: Any = connection.execute(sql, values)
     return [
-        Schedule(schedule_id.decode("utf-8", "surrogatepass"), body, next_ms, version)
+        ScheduleRow(schedule_id.decode("utf-8", "surrogatepass"), body, next_ms, version)
         for schedule_id, body, next_ms, version in rows
     ]
 

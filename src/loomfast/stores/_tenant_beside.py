@@ -22,7 +22,7 @@ from loomfast.stores._spi_branches import Branch, BranchRegistry, Tip
 from loomfast.stores._spi_leases import Lease, LeaseStore, check_keys, check_lease, check_ttl
 from loomfast.stores._spi_recoveries import Accounts, Recovery, RecoveryStore
 from loomfast.stores._spi_snapshots import Faults, SnapshotStore, SnapshotSummary, Summaries
-from loomfast.stores._spi_timers import Schedule, Schedules, TimerStore, Wake, check_schedule
+from loomfast.stores._spi_timers import ScheduleRow, ScheduleRows, TimerStore, Wake, check_schedule
 from loomfast.stores._tenant_scope import SCAN_ROWS, Scope, own_page
 
 
@@ -227,8 +227,8 @@ class TenantTimerStore(TimerStore):
         )
 
     async def due_schedules(
-        self, at_ms: int, *, after: Schedule | None = None, limit: int = 100
-    ) -> Schedules:
+        self, at_ms: int, *, after: ScheduleRow | None = None, limit: int = 100
+    ) -> ScheduleRows:
         self._scope.check_open()
         limit = limit_of(limit)
         return await own_page(
@@ -239,24 +239,24 @@ class TenantTimerStore(TimerStore):
             limit,
         )
 
-    async def put(self, schedule: Schedule) -> Schedule | None:
+    async def put(self, schedule: ScheduleRow) -> ScheduleRow | None:
         check_schedule(schedule)
         own_id = self._scope.own(schedule.schedule_id)
         kept = await self._store.timers.put(schedule._replace(schedule_id=own_id))
         return None if kept is None else self._outward(kept)
 
-    async def get(self, schedule_id: str) -> Schedule | None:
+    async def get(self, schedule_id: str) -> ScheduleRow | None:
         kept = await self._store.timers.get(self._scope.own(schedule_id))
         return None if kept is None else self._outward(kept)
 
     async def delete(self, schedule_id: str) -> bool:
         return await self._store.timers.delete(self._scope.own(schedule_id))
 
-    async def list(self, *, after: str = "", limit: int = 100) -> Schedules:
+    async def list(self, *, after: str = "", limit: int = 100) -> ScheduleRows:
         # One tenant's ids stand together in the order of ids, since they begin in the same way.
         kept = await self._store.timers.list(after=self._scope.own(after), limit=limit)
         return [own for own in map(self._outward, kept) if own is not None]
 
-    def _outward(self, schedule: Schedule) -> Schedule | None:
+    def _outward(self, schedule: ScheduleRow) -> ScheduleRow | None:
         schedule_id = self._scope.bare(schedule.schedule_id)
         return None if schedule_id is None else schedule._replace(schedule_id=schedule_id)

@@ -10,7 +10,7 @@ import pytest
 from loomfast._core.snapshots import snapshot_of
 from loomfast._errors import BadInputError
 from loomfast._kernels import fold_events
-from loomfast.stores import EventStore, Lease, Recovery, Schedule, Wake
+from loomfast.stores import EventStore, Lease, Recovery, ScheduleRow, Wake
 from loomfast.testing.conformance._suite import Conformance, guarantee
 from loomfast.testing.conformance.logs import event, log, parked
 
@@ -55,10 +55,10 @@ WITH_A_TEXT: Final[Calls] = {
     "recoveries.delete": lambda store, text: store.recoveries.delete(text),
     "timers.due_wakes, after": lambda store, text: store.timers.due_wakes(0, after=Wake(text, 0)),
     "timers.due_schedules, after": lambda store, text: store.timers.due_schedules(
-        0, after=Schedule(text, b"{}", 0, 1)
+        0, after=ScheduleRow(text, b"{}", 0, 1)
     ),
     "timers.get": lambda store, text: store.timers.get(text),
-    "timers.put": lambda store, text: store.timers.put(Schedule(text, b"{}", None)),
+    "timers.put": lambda store, text: store.timers.put(ScheduleRow(text, b"{}", None)),
     "timers.delete": lambda store, text: store.timers.delete(text),
     "timers.list, after": lambda store, text: store.timers.list(after=text),
 }
@@ -87,7 +87,7 @@ WITH_A_NUMBER: Final[Calls] = {
     "timers.due_wakes, limit": lambda store, number: store.timers.due_wakes(FAR, limit=number),
     "timers.due_schedules, at_ms": lambda store, number: store.timers.due_schedules(number),
     "timers.due_schedules, after": lambda store, number: store.timers.due_schedules(
-        FAR, after=Schedule("s", b"{}", number, 1)
+        FAR, after=ScheduleRow("s", b"{}", number, 1)
     ),
     "timers.due_schedules, limit": lambda store, number: store.timers.due_schedules(FAR, limit=number),
     "timers.list, limit": lambda store, number: store.timers.list(limit=number),
@@ -100,8 +100,8 @@ THAT_KEEP_A_NUMBER: Final[Calls] = {
     "recoveries.put, progress": lambda store, number: store.recoveries.put(
         Recovery("x", 1, number, False, None)
     ),
-    "timers.put, next_ms": lambda store, number: store.timers.put(Schedule("new", b"{}", number)),
-    "timers.put, version": lambda store, number: store.timers.put(Schedule("new", b"{}", 0, number)),
+    "timers.put, next_ms": lambda store, number: store.timers.put(ScheduleRow("new", b"{}", number)),
+    "timers.put, version": lambda store, number: store.timers.put(ScheduleRow("new", b"{}", 0, number)),
     "branches.add, cut": lambda store, number: store.branches.add("b", "y", parent_id="x", cut=number),
     "copy_prefix, through": lambda store, number: store.copy_prefix("x", "new", number),
 }
@@ -111,7 +111,7 @@ WITH_SOMETHING_ELSE: Final[Calls] = {
     "leases.acquire, ttl_s": lambda store, other: store.leases.acquire("k", "a", other),
     "leases.renew, ttl_s": lambda store, other: store.leases.renew([], other),
     "recoveries.put, orderly": lambda store, other: store.recoveries.put(Recovery("x", 1, 0, other, None)),
-    "timers.put, body": lambda store, other: store.timers.put(Schedule("new", other, None)),
+    "timers.put, body": lambda store, other: store.timers.put(ScheduleRow("new", other, None)),
     "truncate_prefix, before": lambda store, other: store.truncate_prefix("x", other),
 }
 
@@ -120,7 +120,7 @@ async def filled(store: EventStore) -> None:
     await store.append_batch([*log("x", 5), *parked("y", 1_000)])
     await store.snapshots.save(snapshot_of(fold_events(None, log("x", 5))))
     assert await store.leases.acquire("k", "a", LONG_S) is not None
-    assert await store.timers.put(Schedule("s", b"{}", 1_000)) is not None
+    assert await store.timers.put(ScheduleRow("s", b"{}", 1_000)) is not None
 
 
 async def kept(store: EventStore) -> list[Any]:
@@ -181,8 +181,8 @@ class ArgumentConformance(Conformance):
             before = await kept(store)
             assert await taken(store, THAT_KEEP_A_NUMBER, 2**63, FAR, -(2**63) - 1, -FAR) == []
             assert await kept(store) == before
-            last = await store.timers.put(Schedule("last", b"{}", 2**63 - 1))
-            first = await store.timers.put(Schedule("first", b"{}", -(2**63)))
+            last = await store.timers.put(ScheduleRow("last", b"{}", 2**63 - 1))
+            first = await store.timers.put(ScheduleRow("first", b"{}", -(2**63)))
             assert last is not None
             assert first is not None
             assert [s.schedule_id for s in await store.timers.due_schedules(FAR)] == ["first", "s", "last"]

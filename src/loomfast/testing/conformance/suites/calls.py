@@ -10,7 +10,7 @@ from typing import Any
 from loomfast._core.snapshots import snapshot_of
 from loomfast._errors import LoomError, StoreClosedError
 from loomfast._kernels import fold_events
-from loomfast.stores import EventStore, Recovery, Schedule
+from loomfast.stores import EventStore, Recovery, ScheduleRow
 from loomfast.testing.conformance._suite import Conformance, guarantee
 from loomfast.testing.conformance.logs import event, log
 
@@ -53,7 +53,7 @@ EVERY_CALL: dict[str, Callable[[EventStore], Awaitable[Any]]] = {
     "recoveries.list": lambda store: store.recoveries.list(),
     "timers.due_wakes": lambda store: store.timers.due_wakes(0),
     "timers.due_schedules": lambda store: store.timers.due_schedules(0),
-    "timers.put": lambda store: store.timers.put(Schedule("s", b"{}", None)),
+    "timers.put": lambda store: store.timers.put(ScheduleRow("s", b"{}", None)),
     "timers.get": lambda store: store.timers.get("s"),
     "timers.delete": lambda store: store.timers.delete("s"),
     "timers.list": lambda store: store.timers.list(),
