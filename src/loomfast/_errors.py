@@ -22,7 +22,7 @@ class LoomError(Exception):
     """
 
     code: ClassVar[str] = "loom"
-    hint: ClassVar[str] = ""
+    hint: str = ""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
@@ -407,13 +407,13 @@ class StoreClosedError(StorageError):
 
 
 class StoreMissingError(StorageError):
-    """There is no store at the path, and none was to be made."""
+    """There is no store at the path, or of the schema, and none was to be made."""
 
     code = "store-missing"
-    hint = "Check the path; nothing was created."
+    hint = "Check where it should be; nothing was created."
 
     def __init__(self, path: str) -> None:
-        super().__init__(None, f"{path}: no such database")
+        super().__init__(None, f"{path}: no loomfast store is there")
         self.path = path
 
 
@@ -679,10 +679,10 @@ class RunOverError(FlowError):
 
 
 class InstallError(LoomError, ImportError):
-    """The installed kernels cannot be used as asked."""
+    """What is installed cannot be used as asked: a kernel is unsound, or a driver is missing."""
 
     code = "install"
-    hint = "Reinstall loomfast."
+    hint = "Install what is missing, or reinstall loomfast."
 
 
 class StaleKernelError(InstallError):

@@ -52,7 +52,10 @@ def test_an_unknown_execution_is_a_one_line_error_with_a_hint(tmp_path, spawn):
 def test_reading_a_database_that_is_not_there_makes_none(tmp_path, spawn):
     ended = spawn("export", tmp_path / "none.db", "e")
     assert (ended.code, ended.out) == (2, b"")
-    assert ended.err == f"loomfast: {tmp_path / 'none.db'}: no such database ({lf.StoreMissingError.hint})\n"
+    assert (
+        ended.err
+        == f"loomfast: {tmp_path / 'none.db'}: no loomfast store is there ({lf.StoreMissingError.hint})\n"
+    )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -180,9 +180,10 @@ def test_a_killed_workers_executions_go_on_in_another_once_its_leases_run_out(
     first = start().ready()
     until(lambda: seen(tmp_path) == ["began 2.0"])
     first.end(signal.SIGKILL)
-    start().ready()
+    second = start().ready()
     until(lambda: kinds(read(tmp_path, "x"))[-1] == "EXECUTION_COMPLETED")
     assert seen(tmp_path) == ["began 2.0", "began 2.0", "ended 2.0"]
+    assert "'x' is driven by nobody: taking it up" in second.said()
 
 
 def test_what_kills_its_worker_is_set_aside_after_so_many_crashes_and_released_by_hand(

@@ -460,6 +460,20 @@ async def test_what_a_closing_worker_leaves_another_takes_over_and_that_is_no_fa
         assert [worker.given for worker in workers] == [["x"], ["x", "y"]]
 
 
+async def test_a_dispatcher_that_is_left_watches_no_longer() -> None:
+    flow, release, _ = gate()
+    async with runtime(lf.MemoryEventStore()) as rt:
+        async with lf.SupervisingDispatcher([lf.LocalWorkerRuntime(rt)]) as dispatcher:
+            dispatch = asyncio.create_task(dispatcher.dispatch(lf.Dispatch("x", flow)))
+            while not rt.drives("x"):
+                await asyncio.sleep(0)
+        assert isinstance((await dispatch).error, lf.RuntimeClosedError)
+        with pytest.raises(lf.RuntimeClosedError):
+            await dispatcher.dispatch(lf.Dispatch("y", flow))
+        release.set()
+        await rt.handle("x").result()
+
+
 def test_with_leases_too_a_closing_worker_is_followed_by_another() -> None:
     @virtually
     async def main() -> None:

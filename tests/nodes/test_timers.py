@@ -191,6 +191,49 @@ def test_a_gate_that_nobody_answers_in_time_gets_null() -> None:
     virtually(main)
 
 
+def test_a_timeout_of_a_gate_is_recorded_once_and_restarts_do_not_move_it() -> None:
+    @lf.flow
+    async def asks(ctx: lf.WorkflowContext, input: Any) -> Any:
+        await ctx.run(noted, "run")
+        return [await ctx.suspend("answer", timeout_s=300), now_s()]
+
+    async def main() -> None:
+        store = memory_store()
+        async with node(store, 1, asks) as rt:
+            state = await (await rt.start(asks, execution_id="a")).rest()
+            assert state.pending is not None
+            assert state.pending.wake_at == START_MS + 300_000
+        await asyncio.sleep(3 * MINUTE)
+        async with node(store, 2, asks) as rt, lf.TimerService(rt):
+            answer, woke_s = await rt.handle("a").result()
+            assert answer is None
+            assert 300 <= woke_s <= 300 + LATE_S
+
+    virtually(main)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"timeout_s": -1}, r"suspend\('x', timeout_s=-1\): must be a number of seconds, 0 or more"),
+        ({"timeout_s": float("inf")}, "must be a number of seconds"),
+        ({"timeout_s": "5"}, "must be a number of seconds"),
+        ({"timeout_s": 1e15}, "ends beyond the year 9999"),
+        ({"timeout_s": 1, "wake_at": 1}, "either timeout_s or wake_at, not both"),
+        ({"wake_at": 1.5}, "wake_at, in milliseconds since the epoch, must be a whole number"),
+    ],
+)
+async def test_a_bad_due_time_is_refused_by_its_name(options: dict[str, Any], message: str) -> None:
+    @lf.flow
+    async def asks(ctx: lf.WorkflowContext, input: Any) -> Any:
+        with pytest.raises(lf.BadInputError, match=message):
+            await ctx.suspend("x", **options)
+        return "refused"
+
+    async with lf.WorkflowRuntime(lf.MemoryEventStore()) as rt:
+        assert await (await rt.start(asks)).result() == "refused"
+
+
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("leases", ["the runtime's", "the service's"])
 def test_with_leases_a_wake_is_driven_once_over_three_nodes(seed: int, leases: str) -> None:

@@ -625,3 +625,50 @@ async def test_sync_steps_have_as_many_threads_as_the_app_says() -> None:
         await (await it.runtime.start(meets)).result()
     with pytest.raises(lf.BadInputError, match="step_threads=0"):
         lf.Worker(lf.MemoryEventStore(), lf.App([meets], options={"step_threads": 0}))
+    store = lf.MemoryEventStore()
+    with pytest.raises(lf.BadInputError, match="option 'nope' of the app: must be one of batch_events"):
+        lf.Worker(store, lf.App([short], options={"nope": 3}))
+    with pytest.raises(lf.BadInputError, match="per_flow names 'shrot', which is no flow of the app"):
+        lf.Worker(store, lf.App([short]), limits=lf.Limits(per_flow={"shrot": 3}))
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_what_is_submitted_is_driven_by_a_worker_only_and_counts_no_crash(chosen: bool) -> None:
+    async def main() -> None:
+        store = memory_store()
+        async with node(store, 9, *FLOWS, max_crashes=1) as client:
+            handle = await client.submit(short, 0.5, execution_id="x" if chosen else None)
+            name = handle.execution_id
+            assert [event.event_type for event in await store.read(name)] == ["EXECUTION_STARTED"]
+            assert not client.drives(name)
+            with pytest.raises(lf.ExecutionAlreadyExistsError):
+                await client.submit(short, 7, execution_id=name)
+            async with worker(store, runtime={"max_crashes": 1}):
+                assert await handle.result() == name
+        assert work.done == {name: 1}
+        assert await store.recoveries.get(name) is None
+        assert of(await store.read(name), "EXECUTION_COMPLETED") == ["EXECUTION_COMPLETED"]
+
+    virtually(main)
+
+
+async def test_a_submission_that_does_not_fit_is_refused_and_not_written(open_store: OpenStore) -> None:
+    def positive(value: Any) -> None:
+        if not value > 0:
+            raise ValueError("must be above 0")
+
+    @lf.flow(input=positive)
+    async def strict(ctx: lf.WorkflowContext, input: Any) -> None: ...
+
+    async with open_store() as store:
+        async with lf.WorkflowRuntime(store) as rt:
+            with pytest.raises(lf.InputValidationError):
+                await rt.submit(strict, -1, execution_id="x")
+            assert await store.last_sequence("x") is None
+            handle = await rt.submit(strict, 1, execution_id="x")
+            assert handle.execution_id == "x"
+            account = await store.recoveries.get("x")
+            assert account is not None
+            assert (account.crashes, account.orderly) == (0, True)
+        with pytest.raises(lf.RuntimeClosedError):
+            await rt.submit(strict, 1)

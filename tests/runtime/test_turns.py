@@ -68,8 +68,10 @@ async def test_who_attached_to_an_execution_waits_on_when_it_is_fenced_out_here(
         await asyncio.sleep(0)
         await two.recover("x")
         gates[0].set()
-        with pytest.raises(lf.StorageWriteError):  # the run that its handle began could not go on
+        with pytest.raises(lf.StorageWriteError) as caught:  # the run that its handle began could not go on
             await starting
+        assert "another process drives" in caught.value.hint.lower()
+        assert "lease_ttl_s" in caught.value.hint
         gates[1].set()
         async with asyncio.timeout(10):
             assert await attached == "done"

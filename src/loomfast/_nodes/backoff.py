@@ -39,6 +39,10 @@ class BackOff:
         """Forget its failures."""
         self._failed.pop(key, None)
 
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether it failed when it was last tried."""
+        return key in self._failed
+
     def waits(self, key: Hashable, now_ms: int) -> bool:
         """Whether it is too early to try it again.
 

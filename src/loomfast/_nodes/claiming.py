@@ -20,7 +20,7 @@ over; there is another sweep once any slot is given back, after a pause that gro
 from __future__ import annotations
 
 import asyncio
-from logging import DEBUG, WARNING
+from logging import DEBUG, INFO, WARNING
 
 from loomfast._errors import ExecutionSetAsideError, LeaseHeldError, RuntimeClosedError
 from loomfast._events import RUNNING
@@ -141,6 +141,8 @@ class Claims:
                 self._passed_over = True
 
     async def _claim(self, stored_id: str, owner: Owner) -> None:
+        level = DEBUG if stored_id in self._back_off else INFO
+        logger.log(level, "%r is driven by nobody: taking it up", stored_id)
         try:
             await owner.runtime.recover(owner.own_id)
             self._back_off.succeeded(stored_id)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
 
 from loomfast._core.arguments import count_argument
 from loomfast._errors import RuntimeClosedError
@@ -53,7 +55,8 @@ class SupervisingDispatcher:
     Each attempt goes to the worker that has the fewest under way, and after a failed one to another. A worker
     that has closed gets no more; that its attempts end is not counted against `max_attempts`. At most
     `concurrency` executions are watched at a time, others wait for their turn. `clock` is that of the first
-    local worker unless given; otherwise as `LocalDispatcher`.
+    local worker unless given; otherwise as `LocalDispatcher`. Use it as an async context manager, or call
+    `close`.
     """
 
     def __init__(
@@ -95,6 +98,17 @@ class SupervisingDispatcher:
     async def _watch(self, dispatch: Dispatch) -> Dispatched:
         async with self._free:
             return await self._attempts.make(dispatch)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
 
     async def close(self) -> None:
         """Watch no longer. What waits is told `failed` with a `RuntimeClosedError`; what runs goes on."""

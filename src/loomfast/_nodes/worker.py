@@ -7,11 +7,19 @@ of them is done (`claiming`, `due`, `occurrences`, `limits`), processes and sign
 from __future__ import annotations
 
 import asyncio
+import inspect
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
-from loomfast._errors import BadInputError, GateRefusedError, LeaseHeldError, RuntimeClosedError
+from loomfast._errors import (
+    BadInputError,
+    GateRefusedError,
+    LeaseHeldError,
+    RuntimeClosedError,
+    UnknownFlowError,
+)
 from loomfast._kernels import State
 from loomfast._nodes.app import App
 from loomfast._nodes.claiming import Claims
@@ -89,9 +97,7 @@ class Worker:
     ) -> None:
         if not isinstance(app, App):
             raise BadInputError(f"app must be a loomfast.App, not {type(app).__name__}")
-        given = {"flows", "lease_ttl_s", "close_grace_s"} & app.options.keys()
-        if given:
-            raise BadInputError(f"options {sorted(given)} of the app: the worker gives these to its runtimes")
+        _check_options(app)
         check_ttl(lease_ttl_s)
         self.phase: Phase = "new"
         self._app = app
@@ -106,6 +112,7 @@ class Worker:
             store, self._make_runtime, self._slots, tenants=tenants, rested=self._rested
         )
         self.runtime = self._runtimes.base
+        self._check_flows(self._slots.limits)
         sweep_s = min(lease_ttl_s / 3, LONGEST_SWEEP_S) if sweep_s is None else sweep_s
         self._telemetry = Telemetry()
         self._due = DueLoop(
@@ -199,6 +206,13 @@ class Worker:
 
     # --- what its parts ask for ------------------------------------------------------------------
 
+    def _check_flows(self, limits: Limits) -> None:
+        for flow_id in limits.per_flow if isinstance(limits.per_flow, Mapping) else ():
+            try:
+                self.runtime.flow(flow_id)
+            except UnknownFlowError as error:
+                raise BadInputError(f"per_flow names {flow_id!r}, which is no flow of the app") from error
+
     def _make_runtime(self, store: EventStore) -> WorkflowRuntime:
         return WorkflowRuntime(
             store,
@@ -276,3 +290,16 @@ def _threads_of(app: App) -> int:
     if type(threads) is not int or threads < 1:
         raise BadInputError(f"step_threads={threads!r}: must be a whole number, 1 or more")
     return threads
+
+
+def _check_options(app: App) -> None:
+    """Refuse options that are none of a runtime's, or that its worker gives it."""
+    known = inspect.signature(WorkflowRuntime).parameters.keys() - {"store"}
+    given = {"flows", "lease_ttl_s", "close_grace_s"}
+    for name in app.options:
+        if name in given:
+            raise BadInputError(f"option {name!r} of the app: the worker gives this to its runtimes")
+        if name not in known:
+            raise BadInputError(
+                f"option {name!r} of the app: must be one of {', '.join(sorted(known - given))}"
+            )

@@ -298,14 +298,21 @@ class WorkflowContext:
     # --- gates -----------------------------------------------------------------------------------
 
     async def suspend(
-        self, on: str, *, correlation_key: str | None = None, wake_at: int | None = None
+        self,
+        on: str,
+        *,
+        correlation_key: str | None = None,
+        wake_at: int | None = None,
+        timeout_s: float | None = None,
     ) -> Any:
         """Wait for an answer: park the execution until `resume` brings an event of type `on`; return its
         payload.
 
         Gates are matched by order: the i-th `suspend` of a run is the i-th gate of the log. `correlation_key`
-        is what an answer must name to fit; `wake_at` (ms) is when a timer answers instead. Raises
-        `DeterminismError` when the log's gate of this ordinal waits for another event type.
+        is what an answer must name to fit. With `timeout_s`, so many seconds from when the execution first
+        came here, or with `wake_at`, an instant in milliseconds since the epoch, a timer answers with null if
+        nobody has. The due time is recorded once. Raises `BadInputError`, and `DeterminismError` when the
+        log's gate of this ordinal waits for another event type.
         """
         self._enter()
         text_argument("on", on)
@@ -322,6 +329,10 @@ class WorkflowContext:
             self._rule.gate_passed()
             return self._recorded(passed.sequence, lambda: passed.payload)
         if gate is None:
+            if timeout_s is not None:
+                if wake_at is not None:
+                    raise BadInputError(f"suspend({on!r}): either timeout_s or wake_at, not both")
+                wake_at = self._in(timeout_s, f"suspend({on!r}, timeout_s={_short(timeout_s)})")
             opened: dict[str, Any] = {"gate": ordinal, "on": on}
             if correlation_key is not None:
                 opened["correlationKey"] = correlation_key
@@ -329,7 +340,9 @@ class WorkflowContext:
                 opened["wakeAt"] = wake_at
             fault = ev.payload_fault(ev.EXECUTION_SUSPENDED, opened)
             if fault is not None:
-                raise BadInputError(f"suspend({on!r}): {fault[0].removeprefix('payload.')} {fault[1]}")
+                name = fault[0].removeprefix("payload.")
+                name = "wake_at, in milliseconds since the epoch," if name == "wakeAt" else name
+                raise BadInputError(f"suspend({on!r}): {name} {fault[1]}")
             self._journal.commit("EXECUTION_SUSPENDED", encode(opened))
         self._parked = True
         raise SuspendSignal
@@ -345,13 +358,17 @@ class WorkflowContext:
         if gate is not None:
             await self.suspend(TIMER_FIRED)
             return
+        wake_at = self._in(seconds, f"sleep({_short(seconds)})")
+        await self.suspend(TIMER_FIRED, wake_at=wake_at)
+
+    def _in(self, seconds: float, call: str) -> int:
+        """Return the instant (ms) that lies so many seconds ahead. Raises `BadInputError` for the call."""
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
-            raise BadInputError(f"sleep({_short(seconds)}): must be a number of seconds, 0 or more")
+            raise BadInputError(f"{call}: must be a number of seconds, 0 or more")
         now_ms = self._deps.clock.now_ms()
         if seconds > (LAST_MS - now_ms) / 1000:
-            raise BadInputError(f"sleep({_short(seconds)}): ends beyond the year 9999")
-        wake_at = now_ms + math.ceil(seconds * 1000)
-        await self.suspend(TIMER_FIRED, wake_at=wake_at)
+            raise BadInputError(f"{call}: ends beyond the year 9999")
+        return now_ms + math.ceil(seconds * 1000)
 
     # --- emits -----------------------------------------------------------------------------------
 

@@ -390,6 +390,13 @@ class Room:
             raise
 
 
+# What to do about a write that was refused because another process drives the execution.
+FENCED_OUT = (
+    "Another process drives the execution now: wait for it by runtime.handle(id). Give every process that "
+    "shares the store lease_ttl_s, or they take over from each other what is alive."
+)
+
+
 def write_error(execution_id: str, sequence: int, error: BaseException) -> StorageWriteError:
     """Return `error` as a `StorageWriteError` that names this execution and sequence."""
     if (
@@ -400,6 +407,8 @@ def write_error(execution_id: str, sequence: int, error: BaseException) -> Stora
         return error
     failure = StorageWriteError(execution_id, sequence, f"{type(error).__name__}: {error}")
     failure.__cause__ = error
+    if fenced_out(failure):
+        failure.hint = FENCED_OUT
     return failure
 
 

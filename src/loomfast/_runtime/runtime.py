@@ -163,6 +163,23 @@ class WorkflowRuntime:
         live = await self._starting.start(flow, input, execution_id, compute_target, fence)
         return self._waiting.handle(live.journal.execution_id, live)
 
+    async def submit(
+        self,
+        flow: FlowDefinition | FlowFunction,
+        input: Any = None,
+        *,
+        execution_id: str | None = None,
+        compute_target: str | None = None,
+    ) -> ExecutionHandle:
+        """Make an execution for others to drive, and return its handle: a worker's next sweep takes it up.
+
+        It is durable when this returns, and nothing of it runs here. With `execution_id` it is start-once, as
+        `start`. Raises `ExecutionAlreadyExistsError`, `InputValidationError`, `JsonFormError`,
+        `StorageWriteError`. Cancelled, the execution may exist.
+        """
+        self._driven.check_open()
+        return self._waiting.handle(await self._starting.submit(flow, input, execution_id, compute_target))
+
     # --- answering -------------------------------------------------------------------------------
 
     async def resume(

@@ -37,6 +37,9 @@ logger = logging.getLogger("loomfast.worker")
     "--poll", type=float, default=1.0, show_default=True, help="Seconds between looks at what is due."
 )
 @click.option(
+    "--sweep", type=float, help="Seconds between looks at what is abandoned; 5, or a third of a lease."
+)
+@click.option(
     "--grace",
     type=float,
     default=20.0,
@@ -54,6 +57,7 @@ def worker(
     tenants: bool,
     lease_ttl: float,
     poll: float,
+    sweep: float | None,
     grace: float,
     health: str | None,
 ) -> None:
@@ -75,6 +79,7 @@ def worker(
             limits=limits,
             lease_ttl_s=lease_ttl,
             poll_s=poll,
+            sweep_s=sweep,
             close_grace_s=grace,
             tenants=tenants,
         )

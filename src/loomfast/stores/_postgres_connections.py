@@ -228,6 +228,7 @@ def read_error(execution_id: str | None, cause: Exception) -> StoreReadError:
 
 def opening_error(place: str, cause: Exception) -> StorageError:
     """The error of a store that cannot be opened."""
-    error = StorageError(None, f"{place}: cannot be opened: {type(cause).__name__}: {cause}")
+    kind = StoreUnreachableError if is_lost(cause) else StorageError
+    error = kind(None, f"{place}: cannot be opened: {type(cause).__name__}: {cause}")
     error.__cause__ = cause
     return error
