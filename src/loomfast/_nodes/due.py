@@ -146,10 +146,10 @@ class DueLoop:
         if not self._full():
             self._schedules_first = not self._schedules_first
         if self._schedules_first:
-            schedule = await self._look_at_schedules(now_ms, schedule)
-        wake = await self._look_at_wakes(now_ms, wake)
+            schedule = await self._offer_schedules(now_ms, schedule)
+        wake = await self._offer_wakes(now_ms, wake)
         if not self._schedules_first:
-            schedule = await self._look_at_schedules(now_ms, schedule)
+            schedule = await self._offer_schedules(now_ms, schedule)
         self._seen = wake, schedule
         if not self._full():
             for next_wake in await self._timers.due_wakes(self._front_ms, after=wake, limit=1):
@@ -158,32 +158,31 @@ class DueLoop:
                 self.expect(next_one.next_ms or now_ms)
         self.looked_ms = now_ms
 
-    async def _look_at_wakes(self, now_ms: int, seen: Wake | None) -> Wake | None:
+    async def _offer_due(
+        self,
+        now_ms: int,
+        seen: Due | None,
+        read: Callable[..., Awaitable[list[Due]]],
+        key_of: Callable[[Due], Key],
+        do: Callable[[Due], Awaitable[object]],
+    ) -> Due | None:
         """Offer what is due behind `seen`, as far as there is room, and return what was seen last."""
         more = True
         while more:
-            page = await self._timers.due_wakes(now_ms, after=seen, limit=PAGE)
-            for wake in page:
+            page = await read(now_ms, after=seen, limit=PAGE)
+            for due in page:
                 if self._full():
                     return seen
-                await self._offer(("gate", wake.execution_id, wake.wake_at), self._fire, wake, now_ms)
-                seen = wake
+                await self._offer(key_of(due), do, due, now_ms)
+                seen = due
             more = len(page) == PAGE
         return seen
 
-    async def _look_at_schedules(self, now_ms: int, seen: ScheduleRow | None) -> ScheduleRow | None:
-        """As `_look_at_wakes`."""
-        more = True
-        while more:
-            page = await self._timers.due_schedules(now_ms, after=seen, limit=PAGE)
-            for schedule in page:
-                if self._full():
-                    return seen
-                key = ("schedule", schedule.schedule_id, schedule.version)
-                await self._offer(key, self._begin, schedule, now_ms)
-                seen = schedule
-            more = len(page) == PAGE
-        return seen
+    async def _offer_wakes(self, now_ms: int, seen: Wake | None) -> Wake | None:
+        return await self._offer_due(now_ms, seen, self._timers.due_wakes, _wake_key, self._fire)
+
+    async def _offer_schedules(self, now_ms: int, seen: ScheduleRow | None) -> ScheduleRow | None:
+        return await self._offer_due(now_ms, seen, self._timers.due_schedules, _schedule_key, self._begin)
 
     async def finish(self) -> None:
         """Wait until what has begun is done."""
@@ -221,3 +220,11 @@ class DueLoop:
             await done_within(self._clock, min(left_ms / 1000, self._poll_s), self._earlier)
         finally:
             self._earlier = None
+
+
+def _wake_key(wake: Wake) -> Key:
+    return "gate", wake.execution_id, wake.wake_at
+
+
+def _schedule_key(schedule: ScheduleRow) -> Key:
+    return "schedule", schedule.schedule_id, schedule.version

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
+from loomfast._core.arguments import count_argument
 from loomfast._errors import (
     BadInputError,
     GateRefusedError,
@@ -287,9 +288,8 @@ class Worker:
 def _threads_of(app: App) -> int:
     """Return how many threads all runtimes of a worker share for sync steps."""
     threads = app.options.get("step_threads", STEP_THREADS)
-    if type(threads) is not int or threads < 1:
-        raise BadInputError(f"step_threads={threads!r}: must be a whole number, 1 or more")
-    return threads
+    count_argument("step_threads", threads)
+    return int(threads)
 
 
 def _check_options(app: App) -> None:

@@ -15,6 +15,7 @@ import contextlib
 import contextvars
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -246,7 +247,7 @@ class DrivenExecutions:
         """See `WorkflowRuntime.on_rest`."""
 
         def rested(live: DrivenExecution, state: State | None) -> None:
-            call(lambda state: hear(live.journal.execution_id, state), state)
+            call(partial(hear, live.journal.execution_id), state)
 
         self.at_rest.append(rested)
         return lambda: self.at_rest.remove(rested)
