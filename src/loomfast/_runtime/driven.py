@@ -27,7 +27,7 @@ from loomfast._runtime.execution import STOP_S, DrivenExecution
 from loomfast._runtime.flushing import Flushes
 from loomfast._runtime.hooks import Hooks, call
 from loomfast._runtime.journal import ExecutionJournal, write_error
-from loomfast._runtime.leases import LeasedWrites, LeaseKeeper
+from loomfast._runtime.leases import LeaseKeeper
 from loomfast._runtime.loading import StateLoader
 from loomfast._runtime.threads import waker
 from loomfast.stores import EventStore
@@ -97,7 +97,7 @@ class DrivenExecutions:
         held = None if self.leases is None else self.leases.held(execution_id)
         return ExecutionJournal(
             execution_id,
-            self.store if held is None else LeasedWrites(self.store, held),
+            self.store,
             self.deps.clock,
             self.hooks,
             state=state,

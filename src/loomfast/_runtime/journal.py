@@ -64,7 +64,8 @@ class ExecutionJournal:
 
     `state` is the fold of everything committed or adopted so far; `failure` is the first failed write.
     `on_durable` is called with the execution's id whenever an append has become durable.
-    `check_lease` raises `LeaseLostError` once the lease that the execution is driven under is not ours.
+    `check_lease` raises `LeaseLostError` once the lease that the execution is driven under is not ours: it is
+    called before each append, and before each effect.
     """
 
     def __init__(
@@ -302,6 +303,8 @@ class ExecutionJournal:
             return
         batch = self._take()
         try:
+            if self._check_lease is not None:
+                self._check_lease()
             self._writing = self._store.write(batch)
         except Exception as error:
             self._fail(batch[0].sequence, error)

@@ -1,7 +1,7 @@
 """The leases that this process holds on the executions it drives, and their renewal.
 
-What lives here: `LeaseKeeper`, `HeldLease`, and the writes of a leased execution. What must not: what a
-lease is (stores/_spi_leases), which executions to take (driven).
+What lives here: `LeaseKeeper`, `HeldLease`. What must not: what a lease is (stores/_spi_leases), which
+executions to take (driven), what is refused once one is lost (journal).
 
 Theory of operation
 -------------------
@@ -26,13 +26,12 @@ A lease says who may begin, a fence who may write: the log is safe without lease
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from loomfast._errors import LeaseLostError
-from loomfast._kernels import Envelope
 from loomfast._runtime.clock import Clock
 from loomfast._runtime.hooks import logger
-from loomfast.stores import EventStore, Lease, LeaseStore
+from loomfast.stores import Lease, LeaseStore
 from loomfast.stores._spi_leases import check_ttl
 
 # How many renewals fall into the time of a lease, and how many more tries if one fails.
@@ -69,21 +68,6 @@ class HeldLease:
         """Raise `LeaseLostError` unless it is still ours."""
         if self.left_s() == 0:
             raise LeaseLostError(self.lease.key)
-
-
-class LeasedWrites:
-    """The writes of an event store, as long as a lease is held."""
-
-    __slots__ = ("_held", "_store")
-
-    def __init__(self, store: EventStore, held: HeldLease) -> None:
-        self._store = store
-        self._held = held
-
-    def write(self, envelopes: Sequence[Envelope]) -> asyncio.Future[Exception | None] | None:
-        """As the store's. Raises `LeaseLostError` too."""
-        self._held.check()
-        return self._store.write(envelopes)
 
 
 class LeaseKeeper:
