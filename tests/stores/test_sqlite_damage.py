@@ -296,12 +296,11 @@ async def test_of_a_damaged_write_ahead_log_what_lies_before_the_damage_is_left(
         shutil.copy(f"{path}-wal", f"{copy}-wal")
     wal = Path(f"{copy}-wal")
     content = bytearray(wal.read_bytes())
-    content[len(content) * 3 // 4] ^= 0x10
+    content[content.index(b"x15")] ^= 0x10
     wal.write_bytes(content)
     async with await SqliteEventStore.open(copy) as store:
         listed = await store.list_executions()
-        assert 0 < len(listed) < 20
-        assert [s.execution_id for s in listed] == [f"x{n}" for n in range(len(listed))]
+        assert [s.execution_id for s in listed] == [f"x{n}" for n in range(15)]
         for summary in listed:
             assert await store.read(summary.execution_id) == log(summary.execution_id, 5)
         assert len(await store.read_all()) == 5 * len(listed)

@@ -48,6 +48,53 @@ async def test_the_writer_flushes_as_asked_and_logs_ahead(path: Path, synchronou
     connection.close()
 
 
+LONG = 1000 * 4096  # as SQLite lets its log become by default
+
+
+async def test_a_store_that_is_written_to_has_a_long_log_once_and_for_all(path: Path) -> None:
+    wal = Path(f"{path}-wal")
+    async with await SqliteEventStore.open(path) as store:
+        await store.append(event("first", 0))
+        assert wal.stat().st_size < LONG
+        for n in range(12):
+            await store.append(event(f"x{n}", 0))
+        length = wal.stat().st_size
+        assert length > LONG
+        for n in range(100):
+            await store.append_batch(log(f"y{n}", 5))
+        async with await SqliteEventStore.open(path) as other:
+            for n in range(12):
+                await other.append(event(f"z{n}", 0))
+        assert wal.stat().st_size == length
+        assert await store.snapshots.list("x7") == []
+        assert len(await store.read_all(limit=1000)) == 1 + 12 + 500 + 12
+
+
+async def test_what_made_the_log_long_is_nothing_to_who_comes_after_a_crash(path: Path) -> None:
+    dies = """
+        import asyncio, os, sys
+        from loomfast.stores import SqliteEventStore
+        from tests.stores.logs import event
+
+        async def main():
+            store = await SqliteEventStore.open(sys.argv[1])
+            for n in range(12):
+                await store.append(event(f"x{n}", 0))
+            os._exit(0)
+
+        asyncio.run(main())
+    """
+    run_program(dies, path, timeout_s=60)
+    assert Path(f"{path}-wal").stat().st_size > LONG
+    async with await SqliteEventStore.open(path) as store:
+        assert [found.execution_id for found in await store.list_executions()] == [f"x{n}" for n in range(12)]
+        await store.append_batch(log("x", 5))
+    connection = foreign(path)
+    assert connection.execute("SELECT count(*) FROM snapshots").get == 0
+    assert connection.execute("PRAGMA integrity_check").get == "ok"
+    connection.close()
+
+
 async def test_many_stores_may_be_opened_at_once_on_a_file_that_is_not_there_yet(path: Path) -> None:
     stores = await asyncio.gather(*(SqliteEventStore.open(path) for _ in range(12)))
     for n, store in enumerate(stores):

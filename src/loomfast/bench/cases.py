@@ -247,7 +247,7 @@ def _latest_turn(measured: Mapping[str, float]) -> float:
 def _flows_memory(quick: bool) -> Measured:
     from loomfast.bench.flows import on_memory
 
-    return on_memory(2_000 if quick else 20_000, 3)
+    return on_memory(2_000 if quick else 20_000, 3 if quick else 6)
 
 
 def _flows_sqlite(quick: bool) -> Measured:
@@ -266,6 +266,12 @@ def _flow_alone(quick: bool) -> Measured:
     from loomfast.bench.flows import alone_on_sqlite
 
     return alone_on_sqlite(100 if quick else 1_000)
+
+
+def _new_on_sqlite(quick: bool) -> Measured:
+    from loomfast.bench.flows import new_on_sqlite
+
+    return new_on_sqlite(3 if quick else 15)
 
 
 def _stall(quick: bool) -> Measured:
@@ -484,17 +490,24 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "flow-alone",
-        "the median durable flow, one at a time, against two commits: its start, its step and end",
+        "the median durable flow, one at a time, against two commits of a thread: its start, the rest",
         _flow_alone,
-        of("minted", "commits"),
+        of("minted", "two"),
         1.5,
     ),
     Case(
         "flow-alone-chosen",
-        "the same with a chosen id, whose start is durable before its body",
+        "the same with a chosen id, durable before its body, against three: its start, its step, its end",
         _flow_alone,
-        of("chosen", "commits"),
+        of("chosen", "three"),
         1.5,
+    ),
+    Case(
+        "sqlite-new",
+        "one of the first 100 commits of a new database, against a log that grows as SQLite lets it",
+        _new_on_sqlite,
+        of("long_log", "as_it_grows"),
+        1.0,
     ),
     Case(
         "loop-stall",

@@ -12,7 +12,9 @@ import gc
 import os
 import statistics
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from time import perf_counter
 from typing import Any, TypeAlias
@@ -20,6 +22,9 @@ from typing import Any, TypeAlias
 import loomfast as lf
 from loomfast._kernels import event_rows
 from loomfast.stores import EventStore
+from loomfast.stores import _sqlite_schema as schema
+from loomfast.stores._sqlite_rows import COLUMNS, WIDTH
+from loomfast.stores._sqlite_writer import LENGTHEN_AFTER
 
 AT_ONCE = 100
 # What a one-step flow leaves in its log.
@@ -90,11 +95,30 @@ def on_postgres(flows: int, rounds: int) -> dict[str, float]:
 
 def alone_on_sqlite(flows: int) -> dict[str, float]:
     """The median flow, one at a time, with a minted id and with a chosen one, whose start is durable before
-    its body; and, taking turns with them, the median of two commits: a flow's first row, and its others.
+    its body; and, taking turns with them, the median of the same rows in two commits (its first row, and the
+    others) and in three (its start, its step, its end), with nothing around them but a loop that goes on: a
+    thread makes them. `bare_two` are two made by the loop itself, which stands still meanwhile.
     """
-    taken: dict[str, list[float]] = {"minted": [], "chosen": [], "commits": []}
+    taken: dict[str, list[float]] = defaultdict(list)
     with _sqlite_folder() as folder:
         asyncio.run(_one_by_one(folder, flows, taken))
+    return {variant: statistics.median(times) for variant, times in taken.items()}
+
+
+def new_on_sqlite(rounds: int) -> dict[str, float]:
+    """The median of the first 100 single-row commits of a new database: as the store makes them, whose log is
+    long from the tenth on, and as SQLite makes them by itself.
+    """
+    taken: dict[str, list[float]] = {"long_log": [], "as_it_grows": []}
+    for _ in range(rounds):
+        for variant, times in taken.items():
+            with _sqlite_folder() as folder:
+                commits = _BareCommits(folder)
+                times += [commits.commit(1) for _ in range(LENGTHEN_AFTER)]
+                if variant == "long_log":
+                    commits.lengthen_log()
+                times += [commits.commit(1) for _ in range(100 - LENGTHEN_AFTER)]
+                commits.close()
     return {variant: statistics.median(times) for variant, times in taken.items()}
 
 
@@ -203,8 +227,13 @@ async def _tick(lags: list[float]) -> None:
 
 async def _one_by_one(folder: str, flows: int, taken: dict[str, list[float]]) -> None:
     bare = _BareCommits(folder)
-    async with _sqlite(folder) as store, lf.WorkflowRuntime(store) as runtime:
-        for value in range(flows):
+    bare.lengthen_log()
+    async with (
+        _sqlite(folder) as store,
+        lf.WorkflowRuntime(store) as runtime,
+        _commits_of_a_thread() as commit,
+    ):
+        for value in range(-LENGTHEN_AFTER, flows):
             for variant, execution_id in (("minted", None), ("chosen", f"alone-{value}")):
                 begun = perf_counter()
                 handle = await runtime.start(one_step, value, execution_id=execution_id)
@@ -212,19 +241,35 @@ async def _one_by_one(folder: str, flows: int, taken: dict[str, list[float]]) ->
                 taken[variant].append(perf_counter() - begun)
                 if output != value + 1:
                     raise AssertionError("a flow returned another flow's output")
-            taken["commits"].append(bare.commit(1) + bare.commit(EVENTS - 1))
+            for variant, commits in (("two", (1, EVENTS - 1)), ("three", (1, EVENTS - 2, 1))):
+                begun = perf_counter()
+                for rows in commits:
+                    await commit(rows)
+                taken[variant].append(perf_counter() - begun)
+            taken["bare_two"].append(bare.commit(1) + bare.commit(EVENTS - 1))
+            if value < 0:
+                taken.clear()  # until every log has its length
     bare.close()
+
+
+@asynccontextmanager
+async def _commits_of_a_thread() -> AsyncIterator[Callable[[int], Awaitable[float]]]:
+    """Give what commits so many rows while the event loop goes on."""
+    with _sqlite_folder() as folder, ThreadPoolExecutor(1) as thread:
+        loop = asyncio.get_running_loop()
+        commits = await loop.run_in_executor(thread, _BareCommits, folder)
+        await loop.run_in_executor(thread, commits.lengthen_log)
+        yield lambda rows: loop.run_in_executor(thread, commits.commit, rows)
+        await loop.run_in_executor(thread, commits.close)
 
 
 class _BareCommits:
     """Inserts rows and commits, with nothing around it: the store's driver, pragmas and columns."""
 
     def __init__(self, folder: str) -> None:
-        from loomfast.stores import _sqlite_rows as rows
-        from loomfast.stores import _sqlite_schema as schema
-
-        self._connection = schema.open_writer(os.path.join(folder, "bare.db"), "FULL", 5_000)
-        self._insert = f"INSERT INTO events ({rows.COLUMNS}) VALUES ({','.join('?' * rows.WIDTH)})"
+        self._path = os.path.join(folder, "bare.db")
+        self._connection = schema.open_writer(self._path, "FULL", 5_000)
+        self._insert = f"INSERT INTO events ({COLUMNS}) VALUES ({','.join('?' * WIDTH)})"
         self._position = 0
 
     def commit(self, rows: int) -> float:
@@ -241,6 +286,10 @@ class _BareCommits:
             self._connection.execute(self._insert, event)
         self._connection.execute("COMMIT")
         return perf_counter() - begun
+
+    def lengthen_log(self) -> None:
+        """Do what the store does for its own log."""
+        schema.lengthen_log(self._connection, self._path)
 
     def close(self) -> None:
         self._connection.close()

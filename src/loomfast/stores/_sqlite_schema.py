@@ -44,6 +44,9 @@ APPLICATION_ID: Final = 0x4C4F4F4D  # "LOOM"
 _FIRST_WAIT_S = 0.0002
 _LONGEST_WAIT_S = 0.005
 
+# So small a cache hands what is written on to the log at once, before the transaction ends.
+_SMALL_CACHE_PAGES = 16
+
 
 def connect_reader(path: str, busy_timeout_ms: int) -> apsw.Connection:
     """Open a connection of the calling thread that cannot write, to a database that exists.
@@ -172,6 +175,30 @@ def _version(connection: apsw.Connection, path: str, create: bool) -> int:
     if version > len(MIGRATIONS):
         raise StoreTooNewError(path, version, len(MIGRATIONS))
     return int(version)
+
+
+def lengthen_log(connection: apsw.Connection, path: str) -> None:
+    """Make a short write-ahead log as long as it becomes before it is written into the database and reused.
+
+    A commit that lengthens a file waits for the file system's own log too: several times as long. What makes
+    it longer is a row too large for the cache, which is taken back: it takes a few milliseconds. Nothing
+    happens if there is no room for it.
+    """
+    try:
+        pages: int = connection.pragma("wal_autocheckpoint")
+        size = pages * connection.pragma("page_size")
+        if os.path.getsize(path + "-wal") >= size:
+            return
+        cache: int = connection.pragma("cache_size")
+        connection.pragma("cache_size", _SMALL_CACHE_PAGES)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("INSERT INTO snapshots VALUES (-1, '', '', zeroblob(?))", (size,))
+        finally:
+            roll_back(connection)
+            connection.pragma("cache_size", cache)
+    except (apsw.Error, OSError):
+        return  # whoever writes next finds out what is wrong, if something is
 
 
 def begin(connection: apsw.Connection, deadline: float) -> None:

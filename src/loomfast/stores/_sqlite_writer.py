@@ -50,6 +50,8 @@ from loomfast.stores._threads import Call, Worker, deliver
 MAX_CALLS = 1_000
 MAX_EVENTS = 10_000
 MAX_HEADS = 10_000
+# How often calls are served before the write-ahead log is made long: who opens a store for less is spared it.
+LENGTHEN_AFTER = 10
 
 # Rows to a statement, the most first: x 10 columns, below the limit on parameters (32,766). Few sizes, so
 # that few statements are prepared.
@@ -154,6 +156,7 @@ class Writer(Worker):
     def _serve(self, connection: apsw.Connection) -> None:
         ledger = Ledger(connection)
         ending = False
+        served = 0
         while not ending:
             call = self.queue.get()
             if call is None:
@@ -163,6 +166,9 @@ class Writer(Worker):
             for group in _groups(calls):
                 deliver(self._commit(ledger, group))
             del calls, group  # or an idle writer would keep the last events alive
+            served += 1
+            if served == LENGTHEN_AFTER:
+                schema.lengthen_log(connection, self._file.path)
 
     def _commit(self, ledger: Ledger, calls: list[Call]) -> list[tuple[Call, Any]]:
         deadline = time.monotonic() + self._busy_timeout_ms / 1000
