@@ -58,7 +58,7 @@ class Tokens(lf.MemoryEventStore):
         super().__init__(now_ms=lambda: VirtualClock().now_ms())
         self.fences: list[int] = []
 
-    async def acquire_fence(self, execution_id: str) -> int:
-        token = await super().acquire_fence(execution_id)
+    async def acquire_fence(self, execution_id: str, *, lease: lf.Lease | None = None) -> int:
+        token = await super().acquire_fence(execution_id, lease=lease)
         self.fences.append(token)
         return token

@@ -72,9 +72,9 @@ class Node(lf.EventStoreDecorator):
                 await asyncio.sleep(late_s)
             yield
 
-    async def acquire_fence(self, execution_id: str) -> int:
+    async def acquire_fence(self, execution_id: str, *, lease: lf.Lease | None = None) -> int:
         async with self._reach("fence"):
-            self.fences.append(await self.inner.acquire_fence(execution_id))
+            self.fences.append(await self.inner.acquire_fence(execution_id, lease=lease))
         return self.fences[-1]
 
     async def fold(self, execution_id: str, state: lf.State | None = None) -> lf.State | None:

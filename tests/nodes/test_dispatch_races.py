@@ -223,8 +223,8 @@ async def contest(
     late = [0]
 
     class Noting(Node):
-        async def acquire_fence(self, execution_id: str) -> int:
-            token = await super().acquire_fence(execution_id)
+        async def acquire_fence(self, execution_id: str, *, lease: lf.Lease | None = None) -> int:
+            token = await super().acquire_fence(execution_id, lease=lease)
             late[0] += await self.inner.last_sequence(execution_id) is not None
             return token
 

@@ -51,8 +51,8 @@ class FencedBehind(lf.EventStoreDecorator):
         super().__init__(inner)
         self.times = times
 
-    async def acquire_fence(self, execution_id: str) -> int:
-        token = await self.inner.acquire_fence(execution_id)
+    async def acquire_fence(self, execution_id: str, *, lease: lf.Lease | None = None) -> int:
+        token = await self.inner.acquire_fence(execution_id, lease=lease)
         if self.times:
             self.times -= 1
             await self.inner.acquire_fence(execution_id)
@@ -305,8 +305,8 @@ async def test_bad_input_and_a_flow_that_leaves_its_log_are_reported_at_once() -
 
 async def test_whoever_has_fenced_drives_even_if_its_caller_is_gone() -> None:
     class Slow(lf.EventStoreDecorator):
-        async def acquire_fence(self, execution_id: str) -> int:
-            token = await self.inner.acquire_fence(execution_id)
+        async def acquire_fence(self, execution_id: str, *, lease: lf.Lease | None = None) -> int:
+            token = await self.inner.acquire_fence(execution_id, lease=lease)
             fenced.set()
             await turns(5)
             return token

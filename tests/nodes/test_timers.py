@@ -273,14 +273,14 @@ def test_without_leases_a_fenced_wake_is_driven_at_least_once_and_its_gate_passe
     class Slow(Tokens):
         """Gives out the first fence once both have looked, the second once the first node's effect runs."""
 
-        async def acquire_fence(self, execution_id: str) -> int:
+        async def acquire_fence(self, execution_id: str, *, lease: lf.Lease | None = None) -> int:
             asked.append(execution_id)
             if len(asked) == 1:
                 await both.wait()
             else:
                 both.set()
                 await ran.wait()
-            return await super().acquire_fence(execution_id)
+            return await super().acquire_fence(execution_id, lease=lease)
 
     asked: list[str] = []
     both, ran = asyncio.Event(), asyncio.Event()

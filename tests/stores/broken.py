@@ -13,6 +13,7 @@ from loomfast._core.snapshots import Snapshot
 from loomfast._errors import (
     BranchExistsError,
     DuplicateSequenceError,
+    LeaseLostError,
     MalformedEventError,
     PrefixTruncatedError,
     StaleFenceError,
@@ -112,11 +113,41 @@ class ChecksTheSlotBeforeTheToken(MemoryEventStore):
 
 
 class GivesOneTokenTwice(MemoryEventStore):
-    async def acquire_fence(self, execution_id: str) -> int:
-        token = await super().acquire_fence(execution_id)
+    async def acquire_fence(self, execution_id: str, *, lease: Lease | None = None) -> int:
+        token = await super().acquire_fence(execution_id, lease=lease)
         if token == 7:
             self._shared.heads[execution_id].fence = 6
         return token
+
+
+class IgnoresTheLease(MemoryEventStore):
+    async def acquire_fence(self, execution_id: str, *, lease: Lease | None = None) -> int:
+        return await super().acquire_fence(execution_id)
+
+
+class LooksAtTheLeaseBeforeItFences(MemoryEventStore):
+    async def acquire_fence(self, execution_id: str, *, lease: Lease | None = None) -> int:
+        if lease is not None:
+            held = await self.leases.get(lease.key)
+            if held is None or held.token != lease.token:
+                raise LeaseLostError(execution_id)
+            await asyncio.sleep(0.001)  # a round trip
+        return await super().acquire_fence(execution_id)
+
+
+class FencesForWhomeverNobodyHasFollowed(MemoryLeaseStore):
+    def holds(self, key: str, token: int) -> bool:
+        lease = self._kept.get(key)
+        return lease is not None and lease.token == token
+
+
+class LooksAtTheOwnerOnly(MemoryEventStore):
+    async def acquire_fence(self, execution_id: str, *, lease: Lease | None = None) -> int:
+        if lease is not None:
+            held = await self.leases.get(lease.key)
+            if held is None or held.owner != lease.owner:
+                raise LeaseLostError(execution_id)
+        return await super().acquire_fence(execution_id)
 
 
 class SortsKeys(MemoryEventStore):

@@ -266,9 +266,9 @@ def test_every_numbered_guarantee_is_checked_by_a_test_of_the_kit() -> None:
         for module in CONTRACT
         for number in re.findall(r"^ ?(\d+)\. ", module.__doc__ or "", re.M)
     ]
-    assert numbers == list(range(1, 26))
+    assert sorted(numbers) == list(range(1, 27))
     checked = guarantees_checked(EventStoreConformance)
-    assert sorted(checked) == numbers
+    assert sorted(checked) == sorted(numbers)
 
 
 def test_a_suite_leaves_out_exactly_what_a_store_says_it_is_without() -> None:

@@ -128,6 +128,26 @@ CASES: list[tuple[int, type[MemoryEventStore], str]] = [
         "test_a_number_that_is_only_compared_may_be_beyond_all_that_are_kept",
     ),
     (25, broken.WritesNothing, "test_a_write_of_nothing_is_refused_and_a_batch_of_nothing_is_none"),
+    (
+        26,
+        broken.IgnoresTheLease,
+        "test_a_fence_under_a_lease_that_was_taken_over_is_refused_and_changes_nothing",
+    ),
+    (
+        26,
+        broken.LooksAtTheLeaseBeforeItFences,
+        "test_no_late_fence_stops_whoever_takes_the_lease_over_fences_and_writes",
+    ),
+    (
+        26,
+        broken.LooksAtTheOwnerOnly,
+        "test_a_lease_that_was_given_back_or_taken_anew_or_is_of_another_key_is_not_held",
+    ),
+    (
+        26,
+        broken.beside("leases", broken.FencesForWhomeverNobodyHasFollowed),
+        "test_a_lease_that_has_run_out_is_not_held_though_nobody_has_taken_it",
+    ),
 ]
 
 
@@ -213,7 +233,7 @@ def test_a_store_that_forgets_at_a_restart_fails_its_test(
 
 
 def test_every_guarantee_has_a_store_that_breaks_it() -> None:
-    assert {number for number, *_ in (*CASES, *FORGOTTEN)} == set(range(1, 26))
+    assert {number for number, *_ in (*CASES, *FORGOTTEN)} == set(range(1, 27))
 
 
 def test_the_kit_fails_a_store_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loomfast._errors import DuplicateSequenceError, StorageWriteError
+from loomfast._errors import DuplicateSequenceError, LeaseLostError, StorageWriteError
 from loomfast._kernels import fold_events
 from loomfast.stores import PostgresEventStore
 from loomfast.stores import _postgres_ledger as ledger
@@ -36,7 +36,7 @@ class Groups:
         monkeypatch.setattr(store._writer, "_settled", counted)
 
     def _count(self, query: Any) -> None:
-        self.statements += query.query == ledger.APPEND
+        self.statements += query.query in (ledger.APPEND, ledger.APPEND_UNDER)
 
 
 async def test_concurrent_appends_share_one_round_trip_and_a_lone_one_waits_for_nobody(
@@ -49,6 +49,29 @@ async def test_concurrent_appends_share_one_round_trip_and_a_lone_one_waits_for_
         assert (groups.sizes, groups.statements) == ([1, 1], 2)
         await asyncio.gather(*(store.append_batch(log(f"x{n}", 2)) for n in range(200)))
         assert (groups.sizes[2:], groups.statements) == ([200], 3)
+
+
+async def test_fences_under_leases_share_the_round_trip_and_a_lost_one_costs_one_more(
+    open_postgres: OpenPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with await open_postgres() as store:
+        leases = [await store.leases.acquire(f"x{n}", "a", 60) for n in range(40)]
+        groups = Groups(store, monkeypatch)
+
+        async def together() -> list[Any]:
+            fences = (store.acquire_fence(f"x{n}", lease=lease) for n, lease in enumerate(leases))
+            return await asyncio.gather(*fences, store.append_batch(log("y", 2)), return_exceptions=True)
+
+        assert await together() == [1] * 40 + [None]
+        assert (groups.sizes, groups.statements) == ([41], 1)
+        lost = leases[7]
+        assert lost is not None
+        await store.leases.release([lost])
+        answers = await together()
+        assert [n for n, answer in enumerate(answers[:40]) if answer != 2] == [7]
+        assert isinstance(answers[7], LeaseLostError)
+        assert isinstance(answers[40], DuplicateSequenceError)
+        assert (groups.sizes, groups.statements) == ([41, 41], 3)
 
 
 async def test_many_callers_are_answered_a_few_at_a_time(open_postgres: OpenPostgres) -> None:

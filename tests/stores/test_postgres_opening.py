@@ -134,6 +134,20 @@ async def test_schedules_of_an_older_schema_go_on_to_versions_that_none_of_them_
         assert await store.timers.list() == [changed, again]
 
 
+async def test_an_older_schema_learns_to_fence_under_leases(
+    open_postgres: OpenPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Schema version 2 had `append` only; a store that has it open goes on by that."""
+    monkeypatch.setattr(schemas, "MIGRATIONS", schemas.MIGRATIONS[:2])
+    async with await open_postgres() as older:
+        lease = await older.leases.acquire("x", "a", 60)
+        assert await older.acquire_fence("x") == 1
+        monkeypatch.undo()
+        async with await open_postgres() as store:
+            assert await store.acquire_fence("x", lease=lease) == 2
+        assert await older.acquire_fence("x") == 3
+
+
 async def test_a_migration_that_fails_leaves_the_schema_as_it_was(
     open_postgres: OpenPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from loomfast._errors import StoreBusyError
+from loomfast._errors import LeaseLostError, StoreBusyError
 from loomfast._kernels import Envelope
 from loomfast.stores import PostgresEventStore
 from loomfast.stores._postgres_ledger import APPEND, Append, Ledger
@@ -79,7 +79,7 @@ async def held(store: PostgresEventStore, *envelopes: Envelope) -> AsyncIterator
     connection = await store._connections.connect()
     try:
         await connection.execute("BEGIN")
-        (arguments,) = Ledger().judge([Append(envelopes, 7)]).statements()
+        ((_, arguments),) = Ledger().judge([Append(envelopes, 7)]).statements()
         await connection.fetch(APPEND, *arguments)
         yield connection
     finally:
@@ -135,6 +135,27 @@ async def test_an_old_transaction_of_somebody_elses_delays_nobody(
         await store.append(event("x", 1))
         assert [p.position for p in await store.read_all()] == [1, 2]
         await other.close()
+
+
+async def test_whether_a_lease_is_held_is_looked_at_behind_all_that_has_written_before(
+    open_postgres: OpenPostgres,
+) -> None:
+    """F18: it is taken over while the fence waits for its turn."""
+    async with await open_postgres() as store:
+        ours = await store.leases.acquire("x", "a", 60)
+        assert ours is not None
+        async with held(store, event("x", 0)) as slow:
+            late = asyncio.create_task(store.acquire_fence("x", lease=ours))
+            beside = asyncio.create_task(store.append(event("y", 0)))
+            while not await slow.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
+                await asyncio.sleep(0.01)
+            await store.leases.release([ours])
+            assert await store.leases.acquire("x", "b", 60) is not None
+            await slow.execute("COMMIT")
+        with pytest.raises(LeaseLostError):
+            await late
+        await beside
+        await store.append(event("x", 1))  # which nobody has fenced
 
 
 async def test_a_lock_held_too_long_is_an_error_that_names_each_write_and_can_be_repeated(

@@ -13,7 +13,7 @@ from loomfast._errors import BadInputError
 from loomfast._kernels import Envelope, State
 from loomfast.stores._spi import EventStore, ExecutionSummary, PositionedEvent
 from loomfast.stores._spi_branches import BranchRegistry
-from loomfast.stores._spi_leases import LeaseStore
+from loomfast.stores._spi_leases import Lease, LeaseStore
 from loomfast.stores._spi_recoveries import RecoveryStore
 from loomfast.stores._spi_snapshots import SnapshotStore
 from loomfast.stores._spi_timers import TimerStore
@@ -56,8 +56,8 @@ class EventStoreDecorator(EventStore):
     ) -> list[ExecutionSummary]:
         return await self.inner.list_executions(status=status, after=after, limit=limit)
 
-    async def acquire_fence(self, execution_id: str) -> int:
-        return await self.inner.acquire_fence(execution_id)
+    async def acquire_fence(self, execution_id: str, *, lease: Lease | None = None) -> int:
+        return await self.inner.acquire_fence(execution_id, lease=lease)
 
     async def read_all(self, after: int = 0, *, limit: int = 1000) -> list[PositionedEvent]:
         return await self.inner.read_all(after, limit=limit)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from loomfast._errors import (
     BeyondLogError,
+    LeaseLostError,
     SnapshotNeededError,
     UnknownExecutionError,
 )
@@ -30,6 +31,7 @@ from loomfast.stores._memory_snapshots import MemorySnapshotStore
 from loomfast.stores._memory_timers import MemoryTimerStore
 from loomfast.stores._spi import EventStore, ExecutionSummary, PositionedEvent
 from loomfast.stores._spi_arguments import check_some, check_texts, limit_of, position_of, range_of
+from loomfast.stores._spi_leases import Lease, held_as
 
 # How many events are folded, or copied, before the event loop gets its turn.
 _SLICE = 1_000
@@ -161,9 +163,12 @@ class MemoryEventStore(EventStore):
                         break
         return page
 
-    async def acquire_fence(self, execution_id: str) -> int:
+    async def acquire_fence(self, execution_id: str, *, lease: Lease | None = None) -> int:
+        under = held_as(lease)
         with self._shared.lock:
             self._shared.check_open(execution_id)
+            if under is not None and not self._leases.holds(*under):
+                raise LeaseLostError(execution_id)
             head = self._shared.head(execution_id).copy()
             head.fence = (head.fence or 0) + 1
             self._shared.heads[execution_id] = head

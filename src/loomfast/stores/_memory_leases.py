@@ -37,9 +37,8 @@ class MemoryLeaseStore(LeaseStore):
         with self._shared.lock:
             self._shared.check_open()
             for key, token in named(leases):
-                held = self._held(key)
-                if held is not None and held.token == token:
-                    self._kept[key] = held._replace(expires_ms=self._until(ttl_s))
+                if self.holds(key, token):
+                    self._kept[key] = self._kept[key]._replace(expires_ms=self._until(ttl_s))
                     renewed.append(self._kept[key])
         return renewed
 
@@ -47,8 +46,7 @@ class MemoryLeaseStore(LeaseStore):
         with self._shared.lock:
             self._shared.check_open()
             for key, token in named(leases):
-                held = self._held(key)
-                if held is not None and held.token == token:
+                if self.holds(key, token):
                     del self._kept[key]
 
     async def held(self, keys: Sequence[str]) -> list[Lease]:
@@ -56,6 +54,11 @@ class MemoryLeaseStore(LeaseStore):
         with self._shared.lock:
             self._shared.check_open(*keys[:1])
             return [lease for lease in map(self._held, keys) if lease is not None]
+
+    def holds(self, key: str, token: int) -> bool:
+        """Whether a lease is held; with the lock held."""
+        held = self._held(key)
+        return held is not None and held.token == token
 
     def _until(self, ttl_s: float) -> int:
         return self._shared.now_ms() + int(ttl_s * 1000)

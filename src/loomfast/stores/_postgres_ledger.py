@@ -1,13 +1,15 @@
 """What a PostgreSQL store knows of executions, and how a judged group of calls becomes one statement.
 
 What lives here: `Ledger`, the heads that are remembered between groups; `Group`, the arrays that the server's
-function `append` takes. What must not: connections, waiting.
+functions `append` and `append_under` take. What must not: connections, waiting.
 
 Theory of operation. A process mostly drives its own executions, so it knows where they stand: it judges a
 group by the heads it remembers (`admit`), and sends with the group what it has taken for granted.
 The server compares under its lock (`_postgres_schema.py`). A head that is elsewhere comes back, is learned,
 and the group is judged again. Refusals are judged the same way and count only once the server has confirmed
 every head they rest on. So the rule of admission exists once, in Python, and a group costs one round trip.
+A fence that is asked for under a lease is taken to be granted; where the server says that the lease is lost,
+the call is marked, and the group is judged again.
 
 An execution that is not remembered and whose first event is sequence 0 is taken to be new. Anything else that
 is not remembered is looked up first.
@@ -20,11 +22,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from loomfast import _events as ev
-from loomfast._errors import LoomError, StorageWriteError
+from loomfast._errors import LeaseLostError, LoomError, StorageWriteError
 from loomfast._kernels import NO_EVENT, Envelope, Head, admit, decode, encode
 from loomfast.stores._postgres_connections import AnyConnection
 from loomfast.stores._postgres_rows import key_and_long, key_of, load_text, place_of, store_text, to_row
-from loomfast.stores._postgres_schema import APPEND_PARAMETERS, HEAD_COLUMNS
+from loomfast.stores._postgres_schema import APPEND_PARAMETERS, HEAD_COLUMNS, UNDER_PARAMETERS
 from loomfast.stores._postgres_waking import payloads_of
 from loomfast.stores._spi_arguments import check_texts
 from loomfast.stores._threads import Call
@@ -35,14 +37,19 @@ MAX_HEADS: Final = 10_000
 STATEMENT_EVENTS: Final = 500
 STATEMENT_BYTES: Final = 4_000_000
 
-APPEND: Final = "SELECT * FROM append({})".format(
-    ", ".join(f"${place}" for place in range(1, len(APPEND_PARAMETERS) + 1))
-)
+
+def _statement(function: str, parameters: int) -> str:
+    return f"SELECT * FROM {function}({', '.join(f'${place}' for place in range(1, parameters + 1))})"
+
+
+APPEND: Final = _statement("append", len(APPEND_PARAMETERS))
+APPEND_UNDER: Final = _statement("append_under", len(UNDER_PARAMETERS))
 _LOAD: Final = f"SELECT {HEAD_COLUMNS} FROM executions WHERE key = ANY($1::bytea[])"
 
 _EXPECTED: Final = 3
 _HEADS: Final = 10
 _EVENTS: Final = 11
+_LEASES: Final = 2
 
 
 class Append(Call):
@@ -69,14 +76,19 @@ class Append(Call):
 
 
 class AcquireFence(Call):
-    """Raise the execution's token; answered with the new one."""
+    """Raise the execution's token; answered with the new one.
 
-    __slots__ = ("execution_id",)
+    `under` is the key and token of the lease that must be held; `lost`: the server has said that it is not.
+    """
 
-    def __init__(self, execution_id: str) -> None:
+    __slots__ = ("execution_id", "lost", "under")
+
+    def __init__(self, execution_id: str, under: tuple[str, int] | None) -> None:
         check_texts(execution_id)
         super().__init__()
         self.execution_id = execution_id
+        self.under = None if under is None else (key_of(under[0]), under[1])
+        self.lost = False
 
     def concerns(self) -> Iterable[str]:
         return (self.execution_id,)
@@ -96,21 +108,26 @@ class Group:
         self.rows: list[tuple[Any, ...]] = []
         self.sizes: list[int] = []
         self.told: list[str] = []
+        self.leases: list[tuple[bytes, int]] = []  # that must be held
         # The heads as they will stand; those of new executions are numbered below 0.
         self.after: dict[str, Head] = {}
         self.top = 0  # what new executions are numbered from, once the first statement has told
 
-    def statements(self) -> Iterable[list[Any]]:
-        """The arguments of `append`, statement by statement.
+    def statements(self) -> Iterable[tuple[str, list[Any]]]:
+        """The statements, each with its arguments.
 
         In the first, numbers below 0 stand for new executions; set `top` before asking for the second.
         """
         start = self._stop(0)
-        yield arguments(self.rows[:start], self.heads, self.expected, self.told)
+        first = arguments(self.rows[:start], self.heads, self.expected, self.told)
+        if self.leases:
+            yield APPEND_UNDER, [*_columns(self.leases, _LEASES), *first]
+        else:
+            yield APPEND, first
         while start < len(self.rows):
             stop = self._stop(start)
             rows = self.rows[start:stop]
-            yield arguments([row if row[0] > 0 else (self.top - row[0], *row[1:]) for row in rows])
+            yield APPEND, arguments([row if row[0] > 0 else (self.top - row[0], *row[1:]) for row in rows])
             start = stop
 
     @property
@@ -179,6 +196,8 @@ class Ledger:
             rows: list[tuple[Any, ...]] = []
             try:
                 if isinstance(call, AcquireFence):
+                    if call.lost:
+                        raise LeaseLostError(call.execution_id)
                     head = head_of(call.execution_id).copy()
                     answer = head.fence = (head.fence or 0) + 1
                     heads = {call.execution_id: head}
@@ -200,7 +219,10 @@ class Ledger:
                     births += 1
                     head.number = -births
             group.after.update(heads)
-            if isinstance(call, Append):
+            if isinstance(call, AcquireFence):
+                if call.under is not None:
+                    group.leases.append(call.under)
+            else:
                 for event, row in zip(call.envelopes, rows, strict=True):
                     group.rows.append((heads[event.execution_id].number, call.tag, *row))
                     group.sizes.append(len(row[-1]))

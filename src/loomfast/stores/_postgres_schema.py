@@ -21,6 +21,12 @@ reader.
 (`admit` has judged by that), and compares under the lock. If all are as expected it writes the
 group; if not, it writes nothing and returns those that stand elsewhere, and the caller judges again.
 
+`append_under` is `append` for a group with fences that are asked for under leases: it looks first, under the
+same lock, whether these are held, and returns those that are not, with nothing written. Whoever has taken a
+lease over acts on it by an append or a fence, and so under this lock, behind their acquisition. So the look
+finds the lease taken over by everybody whom the fence could stop. No row of `leases` is locked: renewals wait
+for nobody.
+
 Migrations run in order, in the one transaction that also raises the version, under a lock of the schema's
 name; whoever loses the race finds the version raised and does nothing. A migration, once released, is never
 edited.
@@ -69,15 +75,21 @@ APPEND_PARAMETERS: Final = (
     ("bodies", "bytea[]"),
     ("told", "text[]"),
 )
+# Those of `append_under`: the leases that must be held, and the same.
+UNDER_PARAMETERS: Final = (("lease_keys", "bytea[]"), ("lease_tokens", "bigint[]"), *APPEND_PARAMETERS)
 
 _LOCK: Final = f"pg_advisory_xact_lock({_LOG_LOCK}, hashtext(current_schema()))"
 
 HEAD_COLUMNS: Final = "key, number, flow_id, status, last_sequence, fence, pending, in_doubt, wake_at"
 
+_HEADS: Final = (
+    "TABLE (key bytea, number bigint, flow_id bytea, status text, last_sequence bigint, fence bigint,"
+    " pending boolean, in_doubt bytea, wake_at bigint)"
+)
+
 _APPEND: Final = f"""
     CREATE FUNCTION append({", ".join(f"{name} {kind}" for name, kind in APPEND_PARAMETERS)})
-    RETURNS TABLE (key bytea, number bigint, flow_id bytea, status text, last_sequence bigint, fence bigint,
-                   pending boolean, in_doubt bytea, wake_at bigint)
+    RETURNS {_HEADS}
     LANGUAGE plpgsql AS $$
     #variable_conflict use_column
     DECLARE
@@ -119,6 +131,27 @@ _APPEND: Final = f"""
         PERFORM pg_notify(channel(), notices) FROM unnest(told) AS notices;
         RETURN QUERY SELECT NULL::bytea, top, NULL::bytea, NULL::text, newest, NULL::bigint, NULL::boolean,
                             NULL::bytea, NULL::bigint;
+    END $$
+"""
+
+_APPEND_UNDER: Final = f"""
+    CREATE FUNCTION append_under({", ".join(f"{name} {kind}" for name, kind in UNDER_PARAMETERS)})
+    RETURNS {_HEADS}
+    LANGUAGE plpgsql AS $$
+    #variable_conflict use_column
+    BEGIN
+        PERFORM {_LOCK};
+        RETURN QUERY
+            SELECT w.key, w.token, NULL::bytea, NULL::text, NULL::bigint, NULL::bigint, NULL::boolean,
+                   NULL::bytea, NULL::bigint
+            FROM unnest(lease_keys, lease_tokens) AS w (key, token)
+            WHERE NOT EXISTS (SELECT FROM leases l
+                              WHERE l.key = w.key AND l.token = w.token AND l.expires_ms > now_ms());
+        IF FOUND THEN
+            RETURN;
+        END IF;
+        RETURN QUERY SELECT * FROM append(
+            {", ".join(f"append_under.{name}" for name, _ in APPEND_PARAMETERS)});
     END $$
 """
 
@@ -228,6 +261,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "CREATE SEQUENCE schedule_versions",
         "SELECT setval('schedule_versions', coalesce(max(version), 0) + 1, false) FROM schedules",
     ),
+    (_APPEND_UNDER,),
 )
 
 

@@ -41,7 +41,7 @@ from loomfast.stores._postgres_connections import (
     is_lost,
     write_error,
 )
-from loomfast.stores._postgres_ledger import APPEND, AcquireFence, Append, Group, Ledger
+from loomfast.stores._postgres_ledger import AcquireFence, Append, Group, Ledger
 from loomfast.stores._postgres_rows import key_of
 from loomfast.stores._threads import ANSWERS_A_TURN, Call, deliver
 
@@ -285,17 +285,29 @@ class Writer:
         return group
 
     async def _write(self, connection: Connection, calls: Sequence[Write], group: Group) -> bool:
-        """Write a group; False, with nothing written, if heads stood elsewhere. They are learned then."""
+        """Write a group; False, with nothing written, if heads stood elsewhere or leases are lost.
+
+        These are learned then.
+        """
         first = True
-        for arguments in group.statements():
-            rows = await connection.fetch(APPEND, *arguments)
+        for statement, arguments in group.statements():
+            rows = await connection.fetch(statement, *arguments)
             if first:
                 if len(rows) != 1 or rows[0][0] is not None:
-                    self._ledger.learn(_concerned(calls), rows)
+                    self._learn(calls, rows)
                     return False
                 group.top = rows[0][1]
                 first = False
         return True
+
+    def _learn(self, calls: Sequence[Write], rows: Sequence[Any]) -> None:
+        """Learn which leases are lost, by their keys and tokens, or else where heads stand."""
+        lost = {(row[0], row[1]) for row in rows if row[4] is None}
+        for call in calls:
+            if isinstance(call, AcquireFence):
+                call.lost = call.lost or call.under in lost
+        if not lost:
+            self._ledger.learn(_concerned(calls), rows)
 
     async def _written(self, connection: Connection, calls: Sequence[Write]) -> set[Write]:
         """Which of the doubtful calls have been committed after all."""

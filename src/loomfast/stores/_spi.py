@@ -40,7 +40,7 @@ from typing import Any, NamedTuple, Self
 from loomfast._kernels import Envelope, State, fold_events
 from loomfast.stores._spi_arguments import check_some
 from loomfast.stores._spi_branches import BranchRegistry
-from loomfast.stores._spi_leases import LeaseStore
+from loomfast.stores._spi_leases import Lease, LeaseStore
 from loomfast.stores._spi_recoveries import RecoveryStore
 from loomfast.stores._spi_snapshots import SnapshotStore
 from loomfast.stores._spi_timers import TimerStore
@@ -160,10 +160,11 @@ class EventStore(ABC):
         """Return at most `limit` executions, oldest first, whose `position` is beyond `after`."""
 
     @abstractmethod
-    async def acquire_fence(self, execution_id: str) -> int:
+    async def acquire_fence(self, execution_id: str, *, lease: Lease | None = None) -> int:
         """Return a token newer than every earlier one of this execution; older holders' appends are refused.
 
-        The execution need not exist yet.
+        The execution need not exist yet. With a `lease` of `store.leases` the token is given only while that
+        lease is held; otherwise raises `LeaseLostError`, with nothing changed (guarantee 26).
         """
 
     @abstractmethod

@@ -4,7 +4,8 @@ What lives here: `LeaseStore` and `Lease`. What must not: what leases are for, o
 runtime).
 
 A lease says who may *begin*; it stops nobody who began before it ran out. A writer that has been superseded
-is stopped by its fence (`_spi.py`, guarantee 4), so whoever takes over a lease on an execution fences next.
+is stopped by its fence (`_spi.py`, guarantee 4), so whoever takes over a lease on an execution fences next,
+under that lease: a request for a fence that is held up until another has taken the lease over is refused.
 
     acquire("order-7", "node-a", 30)   → token 12, held until the store's clock has gone on by 30 s
     acquire("order-7", "node-b", 30)   → None
@@ -20,6 +21,16 @@ The guarantees go on from those of `_spi_branches.py`:
 20. Time is the store's: one clock judges every holder, and a holder's own clock is never asked. `held` and
     `get` answer by it, at the moment that they look.
 21. What `acquire`, `renew` and `release` returned is durable as an append is.
+
+And one that is younger than those of the other files, whose numbers it goes on from:
+
+26. A fence that is asked for under a lease is given only if the lease is held as `renew` would find it: by
+    its key and token, and by the store's clock; otherwise nothing changes. The look and the fence are one
+    transaction, so that no append and no other fence comes between. So a request that is late, however late,
+    never fences out whoever has taken the lease over and written since.
+
+A lease that has run out counts as lost also if nobody has taken it. Whoever held it may have been gone for
+any time, and a store may forget what has run out: the answer must not depend on whether it has.
 """
 
 from __future__ import annotations
@@ -90,6 +101,11 @@ def check_keys(keys: Sequence[str]) -> None:
     if isinstance(keys, str):
         raise BadInputError(f"keys={keys!r}: give a sequence of keys, not one")
     check_texts(*keys)
+
+
+def held_as(lease: Lease | None) -> tuple[str, int] | None:
+    """The key and token of a lease that a fence is asked for under. Raises as `named`."""
+    return None if lease is None else named((lease,))[0]
 
 
 def named(leases: Sequence[Lease]) -> list[tuple[str, int]]:

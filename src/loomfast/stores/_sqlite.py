@@ -23,11 +23,12 @@ from loomfast.stores._admission import refuse_unstorable
 from loomfast.stores._forking import Copier, check_branch, check_cut
 from loomfast.stores._spi import EventStore, ExecutionSummary, PositionedEvent
 from loomfast.stores._spi_arguments import check_some, limit_of, position_of, range_of
+from loomfast.stores._spi_leases import Lease, held_as
 from loomfast.stores._sqlite_branches import SqliteBranchRegistry
 from loomfast.stores._sqlite_check import check_storage
 from loomfast.stores._sqlite_compaction import CopyPrefix, TruncatePrefix
 from loomfast.stores._sqlite_faults import DatabaseFile
-from loomfast.stores._sqlite_leases import SqliteLeaseStore
+from loomfast.stores._sqlite_leases import SqliteLeaseStore, is_held
 from loomfast.stores._sqlite_recoveries import SqliteRecoveryStore
 from loomfast.stores._sqlite_snapshots import SqliteSnapshotStore
 from loomfast.stores._sqlite_timers import SqliteTimerStore
@@ -162,8 +163,10 @@ class SqliteEventStore(EventStore):
         page: list[ExecutionSummary] = await self._read(None, query)
         return page
 
-    async def acquire_fence(self, execution_id: str) -> int:
-        token: int = await self._write(execution_id, AcquireFence(execution_id))
+    async def acquire_fence(self, execution_id: str, *, lease: Lease | None = None) -> int:
+        under = held_as(lease)
+        held = None if under is None else partial(is_held, key=under[0], token=under[1], now_ms=self._now_ms)
+        token: int = await self._write(execution_id, AcquireFence(execution_id, held))
         return token
 
     async def read_all(self, after: int = 0, *, limit: int = 1000) -> list[PositionedEvent]:

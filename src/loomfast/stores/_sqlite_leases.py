@@ -1,6 +1,6 @@
 """The leases of a SQLite store.
 
-What lives here: `SqliteLeaseStore`, the tasks that write leases, and the query that reads them. What must
+What lives here: `SqliteLeaseStore`, the tasks that write leases, and the queries that read them. What must
 not: events. A lease that has run out is a row that counts for nothing, until the next one on its key replaces
 it.
 
@@ -130,6 +130,12 @@ class ReleaseLeases(Task):
     def perform(self, ledger: Ledger) -> None:
         for key, token in self.leases:
             ledger.connection.execute(_RELEASE, (store_text(key), token))
+
+
+def is_held(connection: apsw.Connection, key: str, token: int, now_ms: NowMs) -> bool:
+    """Whether a lease is held; within the transaction of what may be done only under it."""
+    held = connection.execute(_HELD, (store_text(key), now_ms())).fetchone()
+    return held is not None and held[2] == token
 
 
 def read_leases(connection: apsw.Connection, keys: Sequence[str], now_ms: NowMs) -> list[Lease]:

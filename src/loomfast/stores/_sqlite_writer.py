@@ -31,13 +31,19 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
 import apsw
 
-from loomfast._errors import LoomError, StoreBusyError, StoreLostError, UnknownExecutionError
+from loomfast._errors import (
+    LeaseLostError,
+    LoomError,
+    StoreBusyError,
+    StoreLostError,
+    UnknownExecutionError,
+)
 from loomfast._events import END_KIND
 from loomfast._kernels import NO_EVENT, Envelope, Head, admit, decode, encode, event_rows
 from loomfast.stores import _sqlite_schema as schema
@@ -80,14 +86,15 @@ class Append(Call):
 
 
 class AcquireFence(Call):
-    """Raise the execution's token; answered with the new one."""
+    """Raise the execution's token; answered with the new one. Refused where `held` tells of a lost lease."""
 
-    __slots__ = ("execution_id",)
+    __slots__ = ("execution_id", "held")
 
-    def __init__(self, execution_id: str) -> None:
+    def __init__(self, execution_id: str, held: Callable[[apsw.Connection], bool] | None = None) -> None:
         check_texts(execution_id)
         super().__init__()
         self.execution_id = execution_id
+        self.held = held
 
 
 class Task(Call):
@@ -349,6 +356,8 @@ class Ledger:
         if isinstance(call, Append):
             return admit(self.head, call.envelopes), None
         assert isinstance(call, AcquireFence)
+        if call.held is not None and not call.held(self.connection):
+            raise LeaseLostError(call.execution_id)
         head = self.head(call.execution_id).copy()
         head.fence = (head.fence or 0) + 1
         return {call.execution_id: head}, head.fence

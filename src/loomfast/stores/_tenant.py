@@ -26,6 +26,7 @@ from loomfast._kernels import Envelope, State
 from loomfast.stores._decorator import EventStoreDecorator
 from loomfast.stores._spi import EventStore, ExecutionSummary, PositionedEvent
 from loomfast.stores._spi_arguments import limit_of, position_of
+from loomfast.stores._spi_leases import Lease
 from loomfast.stores._tenant_beside import (
     TenantBranchRegistry,
     TenantLeaseStore,
@@ -105,8 +106,11 @@ class TenantScopedEventStore(EventStoreDecorator):
             limit,
         )
 
-    async def acquire_fence(self, execution_id: str) -> int:
-        return await self.inner.acquire_fence(self._scope.own(execution_id))
+    async def acquire_fence(self, execution_id: str, *, lease: Lease | None = None) -> int:
+        own_id = self._scope.own(execution_id)
+        return await self.inner.acquire_fence(
+            own_id, lease=None if lease is None else self._leases.inward(lease)
+        )
 
     async def read_all(self, after: int = 0, *, limit: int = 1000) -> list[PositionedEvent]:
         self._scope.check_open()

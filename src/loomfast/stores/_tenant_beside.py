@@ -156,12 +156,13 @@ class TenantLeaseStore(LeaseStore):
         held = await self._store.leases.held([self._scope.own(key) for key in keys])
         return [own for own in map(self._outward, held) if own is not None]
 
+    def inward(self, lease: Lease) -> Lease:
+        """Return a lease of the tenant's as it is stored."""
+        return lease._replace(key=self._scope.own(lease.key), owner=self._scope.own(lease.owner))
+
     def _inward(self, leases: Sequence[Lease]) -> list[Lease]:
         self._scope.check_open()
-        return [
-            lease._replace(key=self._scope.own(lease.key), owner=self._scope.own(lease.owner))
-            for lease in leases
-        ]
+        return [self.inward(lease) for lease in leases]
 
     def _outward(self, lease: Lease) -> Lease | None:
         key, owner = self._scope.bare(lease.key), self._scope.bare(lease.owner)

@@ -31,6 +31,7 @@ from loomfast.stores import (
     BranchRegistry,
     EventStore,
     ExecutionSummary,
+    Lease,
     LeaseStore,
     PositionedEvent,
     RecoveryStore,
@@ -137,8 +138,8 @@ class CrashingStore(EventStore):
         )
         return page
 
-    async def acquire_fence(self, execution_id: str) -> int:
-        token: int = await self._reach(lambda: self.inner.acquire_fence(execution_id))
+    async def acquire_fence(self, execution_id: str, *, lease: Lease | None = None) -> int:
+        token: int = await self._reach(lambda: self.inner.acquire_fence(execution_id, lease=lease))
         return token
 
     async def read_all(self, after: int = 0, *, limit: int = 1000) -> list[PositionedEvent]:

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 import pytest
 
 from loomfast._core.snapshots import snapshot_of
-from loomfast._errors import BadInputError
+from loomfast._errors import BadInputError, LeaseLostError
 from loomfast._kernels import fold_events
 from loomfast.stores import EventStore, Lease, Recovery, ScheduleRow, Wake
 from loomfast.testing.conformance._suite import Conformance, guarantee
@@ -26,6 +26,7 @@ WITH_A_TEXT: Final[Calls] = {
     "fold": lambda store, text: store.fold(text),
     "last_sequence": lambda store, text: store.last_sequence(text),
     "acquire_fence": lambda store, text: store.acquire_fence(text),
+    "acquire_fence, lease": lambda store, text: store.acquire_fence("x", lease=Lease(text, "a", 1, 0)),
     "truncate_prefix": lambda store, text: store.truncate_prefix(text, 1),
     "copy_prefix, source": lambda store, text: store.copy_prefix(text, "y", 0),
     "copy_prefix, target": lambda store, text: store.copy_prefix("x", text, 0),
@@ -81,6 +82,7 @@ WITH_A_NUMBER: Final[Calls] = {
     "snapshots.delete, below": lambda store, number: store.snapshots.delete("x", number),
     "leases.renew, token": lambda store, number: store.leases.renew([Lease("k", "a", number, 0)], LONG_S),
     "leases.release, token": lambda store, number: store.leases.release([Lease("k", "a", number, 0)]),
+    "acquire_fence, token": lambda store, number: store.acquire_fence("x", lease=Lease("k", "a", number, 0)),
     "recoveries.list, limit": lambda store, number: store.recoveries.list(limit=number),
     "timers.due_wakes, at_ms": lambda store, number: store.timers.due_wakes(number),
     "timers.due_wakes, after": lambda store, number: store.timers.due_wakes(FAR, after=Wake("x", number)),
@@ -209,6 +211,8 @@ class ArgumentConformance(Conformance):
             assert await store.leases.renew([Lease("k", "a", FAR, 0), Lease("k", "a", -FAR, 0)], LONG_S) == []
             await store.leases.release([Lease("k", "a", FAR, 0)])
             assert await store.leases.get("k") is not None
+            with pytest.raises(LeaseLostError):
+                await store.acquire_fence("x", lease=Lease("k", "a", FAR, 0))
             await store.recoveries.put(Recovery("x", 2**63 - 1, 0, False, "why"))
             assert len(await store.recoveries.list(limit=FAR)) == 1
             assert await store.timers.due_wakes(FAR, limit=FAR) == [Wake("y", 1_000)]

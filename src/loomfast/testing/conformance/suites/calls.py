@@ -10,7 +10,7 @@ from typing import Any
 from loomfast._core.snapshots import snapshot_of
 from loomfast._errors import LoomError, StoreClosedError
 from loomfast._kernels import fold_events
-from loomfast.stores import EventStore, Recovery, ScheduleRow
+from loomfast.stores import EventStore, Lease, Recovery, ScheduleRow
 from loomfast.testing.conformance._suite import Conformance, guarantee
 from loomfast.testing.conformance.logs import event, log
 
@@ -27,6 +27,7 @@ EVERY_CALL: dict[str, Callable[[EventStore], Awaitable[Any]]] = {
     "last_sequence": lambda store: store.last_sequence("x"),
     "list_executions": lambda store: store.list_executions(),
     "acquire_fence": lambda store: store.acquire_fence("x"),
+    "acquire_fence, lease": lambda store: store.acquire_fence("x", lease=Lease("x", "node", 1, 0)),
     "read_all": lambda store: store.read_all(),
     "truncate_prefix": lambda store: store.truncate_prefix("x", 1),
     "copy_prefix": lambda store: store.copy_prefix("x", "y", 0),
