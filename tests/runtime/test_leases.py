@@ -326,6 +326,82 @@ def test_a_node_that_was_stopped_between_its_claim_and_its_fence_leaves_it_to_ot
         assert effects == ["began"]
 
 
+class FrozenLine(lf.EventStoreDecorator):
+    """A store over a line that freezes for a fence, or for the answer to one, until it has `thawed`."""
+
+    def __init__(self, inner: lf.EventStore, late: str) -> None:
+        super().__init__(inner)
+        self.late = late
+        self.thawed = asyncio.Event()
+
+    async def acquire_fence(self, execution_id: str, *, lease: lf.Lease | None = None) -> int:
+        if self.late == "request":
+            await self.thawed.wait()
+        token = await self.inner.acquire_fence(execution_id, lease=lease)
+        if self.late == "answer":
+            await self.thawed.wait()
+        return token
+
+
+@lf.flow
+async def sleeping(ctx: lf.WorkflowContext, seconds: float) -> str:
+    await ctx.sleep(0.1)
+    return await ctx.run(works, seconds)
+
+
+async def dispatched(rt: lf.WorkflowRuntime) -> lf.ExecutionHandle:
+    fence = await rt.fence("x")
+    return await rt.recover("x", fence=fence) if isinstance(fence, int) else fence
+
+
+# How an execution is fenced under a lease, and the flow that is left for it.
+FENCED: dict[str, tuple[Any, Callable[[lf.WorkflowRuntime], Coroutine[Any, Any, lf.ExecutionHandle]]]] = {
+    "recover": (working, lambda rt: rt.recover("x")),
+    "a dispatch": (working, dispatched),
+    "fire": (sleeping, lambda rt: rt.fire("x", fenced=True)),
+    "resume": (gated, lambda rt: rt.resume("x", "go", 0)),
+}
+
+
+@pytest.mark.parametrize("late", ["request", "answer"])
+@pytest.mark.parametrize("how", FENCED)
+def test_a_fence_that_was_frozen_on_its_way_stops_nobody_who_drives_by_then(how: str, late: str) -> None:
+    """F18: between the claim and the fence a node freezes; another takes its lease, and an effect begins."""
+    flow, call = FENCED[how]
+
+    @virtually
+    async def main() -> None:
+        store = Store()
+        async with node(store, 1) as dead:
+            await dead.start(flow, 5, execution_id="x")
+            await asyncio.sleep(0.2)
+            await dead.close(grace_s=0)
+        await store.acquire_fence("x")  # so that an answer needs a fence too
+        line = FrozenLine(store, late)
+        one, two = node(line, 2, flow), node(store, 3, flow)
+        assert one._driven.leases is not None
+        frozen, renew = one._driven.leases._owner, store.leases.renew
+
+        async def renewed(leases: Sequence[lf.Lease], ttl_s: float) -> list[lf.Lease]:
+            return await renew([lease for lease in leases if lease.owner != frozen], ttl_s)
+
+        store.leases.renew = renewed  # type: ignore[method-assign]
+        effects.clear()
+        async with one, two:
+            calling = asyncio.create_task(call(one))
+            await asyncio.sleep(1.5 * TTL_S)
+            handle = await call(two)
+            await asyncio.sleep(0.1)
+            assert effects == ["began"]
+            line.thawed.set()
+            [outcome] = await asyncio.gather(calling, return_exceptions=True)
+            await handle.result()
+            if late == "request":
+                assert isinstance(outcome, lf.LeaseLostError)
+        assert effects == ["began", "ended"]
+        assert len({event.fence for event in await store.read("x")} - {None}) == 1
+
+
 def test_an_answer_waits_for_the_node_whose_run_still_unwinds_behind_the_open_gate() -> None:
     """F10 (c), across nodes."""
 

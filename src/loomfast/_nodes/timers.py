@@ -30,6 +30,9 @@ class TimerService:
     out the first in the middle of its run: at least once per wake (ADR 0103, open residual). A start is never
     fenced, and an occurrence starts once in every mode.
 
+    `leases` given here may be kept anywhere, so the runtime's store cannot ask for them: a node that freezes
+    between its claim and a fence may still fence out who claimed next. The runtime's own are the stronger.
+
     `poll_s`: how often the store is looked at for what other processes have parked; what is parked here wakes
     at its time. `concurrency`: how many wakes and schedules are seen to at a time. `on_error` is called with
     the id of an execution or schedule, and what kept it from going on; it is tried again after a pause.

@@ -94,7 +94,6 @@ class DrivenExecutions:
         self, execution_id: str, *, state: State | None = None, fence: int | None = None
     ) -> ExecutionJournal:
         """Make a journal that goes on behind `state`."""
-        held = None if self.leases is None else self.leases.held(execution_id)
         return ExecutionJournal(
             execution_id,
             self.store,
@@ -104,7 +103,7 @@ class DrivenExecutions:
             fence=fence,
             batch_events=self._batch_events,
             on_durable=self._tell,
-            check_lease=None if held is None else held.check,
+            check_lease=None if self.leases is None else self.leases.check_of(execution_id),
             flushes=self._flushes,
         )
 
@@ -152,14 +151,16 @@ class DrivenExecutions:
     async def fence(self, execution_id: str) -> int:
         """Fence out whoever drives an execution, within `claimed`. Raises as `EventStore.acquire_fence`.
 
-        Raises `LeaseLostError` once the lease is not ours: who drives it then is alive.
+        Raises `LeaseLostError` once the lease is not ours: who drives it then is alive. That is judged here,
+        and by the store when the request gets there, however late.
         """
-        if self.leases is not None:
-            held = self.leases.held(execution_id)
-            if held is None:
-                raise LeaseLostError(execution_id)
-            held.check()
-        return await self.store.acquire_fence(execution_id)
+        if self.leases is None:
+            return await self.store.acquire_fence(execution_id)
+        held = self.leases.held(execution_id)
+        if held is None:
+            raise LeaseLostError(execution_id)
+        held.check()
+        return await self.store.acquire_fence(execution_id, lease=held.lease)
 
     def _lost(self, execution_id: str) -> None:
         live = self.live(execution_id)

@@ -19,6 +19,7 @@ does not matter.
     the process is stopped at 31 and goes on at 95, the last renewal was for 60: lost at 60
     its next append is refused here (`LeaseLostError`), before it reaches the store; its run is stopped
     another process has taken the lease at 61, and fenced: an append on its way at 60 is refused there
+    so is a fence on its way at 60, whose token would be the newer one: it is asked for under the lost lease
 
 A lease says who may begin, a fence who may write: the log is safe without leases, its effects are not.
 """
@@ -27,6 +28,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from loomfast._errors import LeaseLostError
 from loomfast._runtime.clock import Clock
@@ -93,6 +95,11 @@ class LeaseKeeper:
     def held(self, execution_id: str) -> HeldLease | None:
         """Return the lease that is held on an execution."""
         return self._held.get(execution_id)
+
+    def check_of(self, execution_id: str) -> Callable[[], object]:
+        """Return what raises `LeaseLostError` once the lease held now is not ours; at once if none is."""
+        held = self._held.get(execution_id)
+        return partial(_none_held, execution_id) if held is None else held.check
 
     async def take(self, execution_id: str) -> HeldLease | None:
         """Take a lease; None while another process holds it. One that is held here already is void then.
@@ -193,3 +200,7 @@ class LeaseKeeper:
 
     def _now(self) -> tuple[float, int]:
         return asyncio.get_running_loop().time(), self._clock.now_ms()
+
+
+def _none_held(execution_id: str) -> None:
+    raise LeaseLostError(execution_id)
