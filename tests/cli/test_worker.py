@@ -16,7 +16,9 @@ from typing import IO, Any
 import pytest
 
 import loomfast as lf
+from loomfast.testing.postgres import PostgresServer
 from tests.cli.conftest import Ended
+from tests.cluster.network import Network
 from tests.runtime.harness import kinds, of
 
 APP = """
@@ -79,6 +81,7 @@ flows = [works, kills, sync, elsewhere]
 app = lf.App(flows, options={"max_crashes": 3})
 scheduled = lf.App(flows, lifespan)
 """
+ELSEWHERE = ("shop:app", "--db", "postgresql://nowhere")
 READY = re.compile(r"ready, process (\d+)")
 
 
@@ -86,7 +89,8 @@ class Process:
     """One `loomfast worker`."""
 
     def __init__(self, folder: Path, name: str, *options: str) -> None:
-        command = [sys.executable, "-m", "loomfast", "worker", name, "--db", "events.db", *options]
+        store = () if "--db" in options else ("--db", "events.db")
+        command = [sys.executable, "-m", "loomfast", "worker", name, *store, *options]
         self.errors: IO[str] = open(folder / f"log-{time.monotonic_ns()}", "w+")  # noqa: SIM115
         self.process = subprocess.Popen(command, cwd=folder, stdout=self.errors, stderr=self.errors)
 
@@ -260,6 +264,26 @@ def test_an_app_with_a_lifespan_puts_its_schedules_and_its_health_is_served(
     assert seen(tmp_path)[-2:] == ["left", "exited"]
 
 
+def test_a_connection_that_goes_silent_is_given_up_after_the_time_of_a_statement(
+    start: Callable[..., Process], tmp_path: Path, postgres_server: PostgresServer
+) -> None:
+    """All that the worker has is silent for ever, and new ones are not. It would wait for 60 s."""
+
+    async def left() -> None:
+        async with await lf.open_store(postgres_server.dsn) as store:
+            payload = {"flowId": "works", "flowVersion": "1", "input": 0}
+            await store.append(lf.Envelope.make("silent", 0, "EXECUTION_STARTED", payload, 0))
+
+    with Network() as network:
+        link = network.link(str(postgres_server.folder / ".s.PGSQL.5432"))
+        dsn = f"postgresql://loomfast@127.0.0.1:{link.port}/postgres"
+        worker = start("shop:app", "--db", dsn, "--statement-timeout", "0.5").ready()
+        network.do(link.lose)
+        asyncio.run(left())
+        until(lambda: "ended 0" in seen(tmp_path), 30)
+        assert worker.end() == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -276,11 +300,15 @@ def test_an_app_with_a_lifespan_puts_its_schedules_and_its_health_is_served(
         (["shop:app", "--per-flow", "9" * 5000], "must be N, or FLOW=N"),
         (["shop:app", "--lease-ttl", "0"], "ttl_s=0"),
         (["shop:app", "--poll", "nan"], "poll_s=nan"),
+        (["shop:app", "--statement-timeout", "5"], "--statement-timeout: only a store at postgresql://"),
+        ([*ELSEWHERE, "--statement-timeout", "0"], "--statement-timeout 0.0: must be a number of seconds"),
+        ([*ELSEWHERE, "--statement-timeout", "nan"], "--statement-timeout nan: must be a number of seconds"),
+        ([*ELSEWHERE, "--statement-timeout", "inf"], "--statement-timeout inf: must be a number of seconds"),
     ],
 )
 def test_bad_arguments_are_one_line_and_exit_code_2(tmp_path: Path, arguments: list[str], said: str) -> None:
     (tmp_path / "shop.py").write_text(APP)
-    command = [sys.executable, "-m", "loomfast", "worker", *arguments, "--db", "events.db"]
+    command = [sys.executable, "-m", "loomfast", "worker", "--db", "events.db", *arguments]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert said in done.stderr

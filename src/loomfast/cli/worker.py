@@ -7,11 +7,12 @@ import atexit
 import contextlib
 import gc
 import logging
+import math
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 import click
@@ -19,6 +20,7 @@ import click
 import loomfast
 from loomfast.cli.named import load_named
 from loomfast.cli.output import CommandError
+from loomfast.stores import POSTGRES_SCHEMES
 
 logger = logging.getLogger("loomfast.worker")
 
@@ -46,6 +48,11 @@ logger = logging.getLogger("loomfast.worker")
     show_default=True,
     help="Seconds that running effects get at the end.",
 )
+@click.option(
+    "--statement-timeout",
+    type=float,
+    help="Seconds that PostgreSQL may leave a statement unanswered before its connection is given up; 60.",
+)
 @click.option("--health", metavar="HOST:PORT", help="Serve the worker's health over HTTP.")
 def worker(
     app: str,
@@ -59,6 +66,7 @@ def worker(
     poll: float,
     sweep: float | None,
     grace: float,
+    statement_timeout: float | None,
     health: str | None,
 ) -> None:
     """Recover what is abandoned in a store, wake what sleeps, and start what schedules call for.
@@ -70,6 +78,7 @@ def worker(
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
     limits = loomfast.Limits(concurrency=concurrency, per_flow=_per_flow(per_flow), per_tenant=per_tenant)
     address = None if health is None else _address(health)
+    timeout_ms = None if statement_timeout is None else _timeout_ms(statement_timeout, db)
     loaded = _app(app)
 
     def make(store: loomfast.EventStore) -> loomfast.Worker:
@@ -84,11 +93,21 @@ def worker(
             tenants=tenants,
         )
 
-    asyncio.run(_run(db, make, address))
+    asyncio.run(_run(lambda: _opened(db, timeout_ms), make, address))
+
+
+async def _opened(db: str, timeout_ms: int | None) -> loomfast.EventStore:
+    if timeout_ms is None:
+        return await loomfast.open_store(db)
+    from loomfast.stores import PostgresEventStore
+
+    return await PostgresEventStore.open(db, timeout_ms=timeout_ms)
 
 
 async def _run(
-    db: str, make: Callable[[loomfast.EventStore], loomfast.Worker], address: tuple[str, int] | None
+    opened: Callable[[], Awaitable[loomfast.EventStore]],
+    make: Callable[[loomfast.EventStore], loomfast.Worker],
+    address: tuple[str, int] | None,
 ) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -104,7 +123,7 @@ async def _run(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told, number)
     async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(await loomfast.open_store(db))
+        store = await stack.enter_async_context(await opened())
         worker = make(store)
         if address is not None:
             host, port = await stack.enter_async_context(_served(worker, *address))
@@ -160,6 +179,14 @@ def _per_flow(limits: tuple[str, ...]) -> int | dict[str, int] | None:
     if len(general) + bool(named) > 1:
         raise CommandError("--per-flow: say one number for every flow, or FLOW=N for each of some")
     return general[0] if general else named or None
+
+
+def _timeout_ms(seconds: float, db: str) -> int:
+    if not db.startswith(POSTGRES_SCHEMES):
+        raise CommandError("--statement-timeout: only a store at postgresql://… has one")
+    if not 0.001 <= seconds < math.inf:
+        raise CommandError(f"--statement-timeout {seconds}: must be a number of seconds, 0.001 or more")
+    return int(seconds * 1000)
 
 
 def _address(text: str) -> tuple[str, int]:
