@@ -154,7 +154,9 @@ async def test_a_tenant_sees_of_the_others_nothing_on_any_verb(open_store: OpenS
         assert await mine.leases.renew([foreign], LONG_S) == []
         await mine.leases.release([foreign])
         assert await theirs.leases.get("x/lease") == foreign
-        assert await mine.acquire_fence("x") == 1  # of an execution of its own, which is yet to be
+        with pytest.raises(lf.LeaseLostError):
+            await mine.acquire_fence("x", lease=foreign)
+        assert await mine.acquire_fence("x", lease=taken) == 1  # of its own, which is yet to be
         await life(mine, "own", "mine")
         assert await sight(theirs, "x") == before
         await theirs.append(event("x", 7, fence=1))
