@@ -41,6 +41,7 @@ from loomfast.stores import _postgres_schema as schemas
 from loomfast.stores._admission import refuse_unstorable
 from loomfast.stores._forking import Copier, check_branch, check_cut
 from loomfast.stores._postgres_branches import PostgresBranchRegistry
+from loomfast.stores._postgres_check import check_storage
 from loomfast.stores._postgres_compaction import CopyPrefix, truncate_prefix
 from loomfast.stores._postgres_connections import (
     AnyConnection,
@@ -223,6 +224,10 @@ class PostgresEventStore(EventStore):
     async def read_all(self, after: int = 0, *, limit: int = 1000) -> list[PositionedEvent]:
         after, limit = position_of(after), limit_of(limit)
         return await self._look(None, partial(reader.read_all, after=after, limit=limit))
+
+    async def check_storage(self) -> list[str]:
+        """As the contract says. Indexes are looked into where the database has the extension `amcheck`."""
+        return await self._read(None, check_storage)
 
     async def truncate_prefix(self, execution_id: str, before: int) -> int:
         check_cut(before)
