@@ -46,6 +46,7 @@ _LONGEST_WAIT_S = 0.005
 
 # So small a cache hands what is written on to the log at once, before the transaction ends.
 _SMALL_CACHE_PAGES = 16
+_LARGE_ROW = "INSERT INTO snapshots (id, schema_version, checksum, body) VALUES (-1, '', '', zeroblob(?))"
 
 
 def connect_reader(path: str, busy_timeout_ms: int) -> apsw.Connection:
@@ -193,7 +194,7 @@ def lengthen_log(connection: apsw.Connection, path: str) -> None:
         connection.pragma("cache_size", _SMALL_CACHE_PAGES)
         try:
             connection.execute("BEGIN IMMEDIATE")
-            connection.execute("INSERT INTO snapshots VALUES (-1, '', '', zeroblob(?))", (size,))
+            connection.execute(_LARGE_ROW, (size,))
         finally:
             roll_back(connection)
             connection.pragma("cache_size", cache)
