@@ -277,7 +277,7 @@ def _new_on_sqlite(quick: bool) -> Measured:
 def _stall(quick: bool) -> Measured:
     from loomfast.bench.flows import stall
 
-    return stall(5_000 if quick else 50_000)
+    return stall(5_000, 1) if quick else stall(20_000, 5)
 
 
 # How many parked executions a case compares with, and how many it wakes at once. So few fill whatever is
