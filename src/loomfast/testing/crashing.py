@@ -23,21 +23,11 @@ own, and no boundary between two events is left out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, cast
 
-from loomfast._kernels import Envelope, State
-from loomfast.stores import (
-    BranchRegistry,
-    EventStore,
-    ExecutionSummary,
-    Lease,
-    LeaseStore,
-    PositionedEvent,
-    RecoveryStore,
-    SnapshotStore,
-    TimerStore,
-)
+from loomfast._kernels import Envelope
+from loomfast.stores import EventStore, EventStoreDecorator
 from loomfast.testing.time import running_loop
 from loomfast.testing.world import ProcessGoneError
 
@@ -56,12 +46,12 @@ class Crash(NamedTuple):
         return f"after write {self.after} {'(acknowledged)' if self.acknowledged else '(unheard of)'}"
 
 
-class CrashingStore(EventStore):
+class CrashingStore(EventStoreDecorator):
     """An event store, as a process that dies sees it.
 
     `crash` says after which write (`append` or `append_batch`) it dies; None: never. `observe` is told of
     each write the moment it is durable, `on_crash` of the crash; `latency_s` says how long the next write
-    takes. Runs under virtual time.
+    takes. Runs under virtual time. Closing it leaves the store inside open, for the lives that follow.
     """
 
     def __init__(
@@ -73,20 +63,25 @@ class CrashingStore(EventStore):
         on_crash: Callable[[], object] = lambda: None,
         latency_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self.inner = inner
-        self.persists_json = inner.persists_json
+        super().__init__(inner)
+        self.inner = cast(EventStore, _Reached(inner, self._reach))
         self.writes = 0
         self.crashed = False
+        self._store = inner
         self._crash = crash
         self._observe = observe
         self._on_crash = on_crash
         self._latency_s = latency_s
 
+    @property
+    def primary(self) -> EventStore:
+        return self
+
     async def append(self, envelope: Envelope) -> None:
-        await self._write(self.inner.append, envelope, (envelope,))
+        await self._write(self._store.append, envelope, (envelope,))
 
     async def append_batch(self, envelopes: Sequence[Envelope]) -> None:
-        await self._write(self.inner.append_batch, envelopes, envelopes)
+        await self._write(self._store.append_batch, envelopes, envelopes)
 
     async def _write(
         self, append: Callable[[Any], Awaitable[None]], argument: Any, envelopes: Sequence[Envelope]
@@ -104,6 +99,12 @@ class CrashingStore(EventStore):
             if self._crash is not None and self.writes == self._crash.after and not self._crash.acknowledged:
                 self._die()
 
+    def watch(self, execution_id: str, wake: Callable[[], None]) -> Callable[[], None]:
+        return EventStore.watch(self, execution_id, wake)  # what the store tells comes on a thread of its own
+
+    async def close(self) -> None:
+        pass
+
     def _die(self) -> None:
         self.crashed = True
         self._on_crash()
@@ -118,79 +119,9 @@ class CrashingStore(EventStore):
             self._check()
             return await call()
 
-    async def read_range(self, execution_id: str, first: int, last: int | None) -> list[Envelope]:
-        events: list[Envelope] = await self._reach(lambda: self.inner.read_range(execution_id, first, last))
-        return events
-
-    async def fold(self, execution_id: str, state: State | None = None) -> State | None:
-        folded: State | None = await self._reach(lambda: self.inner.fold(execution_id, state))
-        return folded
-
-    async def last_sequence(self, execution_id: str) -> int | None:
-        last: int | None = await self._reach(lambda: self.inner.last_sequence(execution_id))
-        return last
-
-    async def list_executions(
-        self, *, status: str | None = None, after: int = 0, limit: int = 100
-    ) -> list[ExecutionSummary]:
-        page: list[ExecutionSummary] = await self._reach(
-            lambda: self.inner.list_executions(status=status, after=after, limit=limit)
-        )
-        return page
-
-    async def acquire_fence(self, execution_id: str, *, lease: Lease | None = None) -> int:
-        token: int = await self._reach(lambda: self.inner.acquire_fence(execution_id, lease=lease))
-        return token
-
-    async def read_all(self, after: int = 0, *, limit: int = 1000) -> list[PositionedEvent]:
-        page: list[PositionedEvent] = await self._reach(lambda: self.inner.read_all(after, limit=limit))
-        return page
-
-    async def truncate_prefix(self, execution_id: str, before: int) -> int:
-        removed: int = await self._reach(lambda: self.inner.truncate_prefix(execution_id, before))
-        return removed
-
-    async def copy_prefix(
-        self,
-        source_id: str,
-        target_id: str,
-        through: int,
-        *,
-        fork_metadata: Mapping[str, object] | None = None,
-        branch_name: str | None = None,
-    ) -> None:
-        await self._reach(
-            lambda: self.inner.copy_prefix(
-                source_id, target_id, through, fork_metadata=fork_metadata, branch_name=branch_name
-            )
-        )
-
-    @property
-    def snapshots(self) -> SnapshotStore:
-        return cast(SnapshotStore, _Reached(self.inner.snapshots, self._reach))
-
-    @property
-    def branches(self) -> BranchRegistry:
-        return cast(BranchRegistry, _Reached(self.inner.branches, self._reach))
-
-    async def check_storage(self) -> list[str]:
-        return await self.inner.check_storage()
-
-    @property
-    def leases(self) -> LeaseStore:
-        return cast(LeaseStore, _Reached(self.inner.leases, self._reach))
-
-    @property
-    def recoveries(self) -> RecoveryStore:
-        return cast(RecoveryStore, _Reached(self.inner.recoveries, self._reach))
-
-    @property
-    def timers(self) -> TimerStore:
-        return cast(TimerStore, _Reached(self.inner.timers, self._reach))
-
 
 class _Reached:
-    """Something beside the logs, reached the way the logs are: outside virtual time, and not once dead."""
+    """A store, or something beside its logs, reached outside virtual time, and not once dead."""
 
     def __init__(
         self, inner: object, reach: Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
@@ -198,5 +129,8 @@ class _Reached:
         self._inner = inner
         self._reach = reach
 
-    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
-        return lambda *args, **kwargs: self._reach(lambda: getattr(self._inner, name)(*args, **kwargs))
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if not callable(found):
+            return _Reached(found, self._reach)
+        return lambda *args, **kwargs: self._reach(lambda: found(*args, **kwargs))
