@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -302,6 +303,26 @@ async def test_a_caller_that_goes_away_before_its_batch_began_is_taken_back() ->
     stored = {p.event.execution_id for p in await store.read_all()}
     assert stored == {"x0", "x1", "x2", "x3", "x5"}  # x0 was under way, and happened whole
     assert store.waiting_events == 0
+
+
+async def test_who_gives_up_before_a_full_queue_is_kept_no_longer() -> None:
+    inner = HeldStore()
+    store = CoalescingEventStore(inner, max_waiting_events=3)
+    first = started(*(store.append_batch(log(f"x{n}", 3)) for n in range(2)))
+    await turns(5)
+    body = event("y", 0).body
+    held = sys.getrefcount(body)
+    given_up = started(*(store.append(Envelope("y", n, "note", body, 0)) for n in range(100)))
+    await turns(5)
+    assert sys.getrefcount(body) == held + 100
+    for task in given_up:
+        task.cancel()
+    await asyncio.wait(given_up)
+    del given_up, task
+    assert sys.getrefcount(body) == held
+    inner.go.set()
+    await asyncio.gather(*first)
+    assert [written for _, written in inner.appends] == [[f"x{n}-{k}" for k in range(3)] for n in range(2)]
 
 
 async def test_closing_flushes_what_waits_and_refuses_what_comes_after() -> None:

@@ -38,7 +38,7 @@ begun, and then never written, or under way, and then whole or absent.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from loomfast._errors import (
@@ -113,7 +113,7 @@ class CoalescingEventStore(EventStoreDecorator):
         self._max_waiting = max_waiting_events
         self._isolate = isolate
         self._sleep = sleep
-        self._before: deque[_Append] = deque()  # who waits for room in the queue
+        self._before: OrderedDict[_Append, None] = OrderedDict()  # who waits for room in the queue
         self._queue: deque[_Append] = deque()
         self._under_way: list[_Append] = []
         self._waiting_events = 0  # of the queue, and of what is under way
@@ -167,8 +167,10 @@ class CoalescingEventStore(EventStoreDecorator):
         elif self._loop is not loop:
             raise BadInputError("a coalescing store belongs to one event loop: make one for each")
         append = _Append(envelopes, alone=alone, arrived_s=loop.time(), outcome=loop.create_future())
-        self._before.append(append)
+        self._before[append] = None
         self._let_in()
+        if append in self._before:  # who gives up, or is rejected, waits no longer
+            append.outcome.add_done_callback(lambda _: self._before.pop(append, None))
         if self._flusher is None:
             self._flusher = loop.create_task(self._flush())
         return append
@@ -186,12 +188,12 @@ class CoalescingEventStore(EventStoreDecorator):
         """Move callers from before the queue into it, in the order they came, while there is room."""
         alone = False
         while self._before:
-            append = self._before[0]
+            append = next(iter(self._before))
             size = len(append.envelopes)
             if append.outcome.done():  # its caller has gone
-                self._before.popleft()
+                self._before.popitem(last=False)
             elif self._waiting_events == 0 or self._waiting_events + size <= self._max_waiting:
-                self._before.popleft()
+                self._before.popitem(last=False)
                 self._queue.append(append)
                 self._waiting_events += size
                 alone = alone or append.alone
