@@ -168,6 +168,32 @@ async def test_a_server_that_stays_away_is_an_error_that_names_the_call_and_the_
         assert await store.read("x") == log("x", 5)
 
 
+async def test_what_queues_up_while_the_server_is_away_waits_for_it_together(
+    open_postgres: OpenPostgres, postgres_server: PostgresServer
+) -> None:
+    """Tasks have a transaction each; they do not wait for the server one behind the other."""
+    async with await open_postgres(reconnect_timeout_ms=1_000) as store:
+        await store.append_batch(log("x", 12))
+        await asyncio.to_thread(postgres_server.stop)
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        try:
+            results = await asyncio.gather(
+                *(store.copy_prefix("x", f"fork-{n}", 3) for n in range(10)),
+                store.append_batch(log("x", 2, first=12)),
+                *(store.copy_prefix("x", f"fork-{n}", 3) for n in range(10, 20)),
+                return_exceptions=True,
+            )
+            waited_s = loop.time() - begun
+        finally:
+            await asyncio.to_thread(postgres_server.start)
+        assert {type(result) for result in results} == {StorageWriteError}
+        assert waited_s < 5  # one after the other they would have waited 21 s
+        await store.append_batch(log("x", 2, first=12))
+        await store.copy_prefix("x", "fork-0", 3)
+        assert await store.read("x") == log("x", 14)
+
+
 class CutOff:
     """The writer's connection, cut before or after the next append is done; nobody hears its answer."""
 

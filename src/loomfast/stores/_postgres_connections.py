@@ -114,12 +114,20 @@ class _OwnConnection(asyncpg.Connection):
 
 
 class Patience:
-    """Waiting between attempts, longer each time, until `limit_s` is over."""
+    """Waiting between attempts, longer each time, until `limit_s` is over.
 
-    def __init__(self, limit_s: float) -> None:
+    It runs from `since`, a time of the event loop: now, unless somebody has waited for longer.
+    """
+
+    def __init__(self, limit_s: float, since: float | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        self._deadline = self._loop.time() + limit_s
+        self._deadline = (self._loop.time() if since is None else since) + limit_s
         self._wait_s = _FIRST_WAIT_S
+
+    @property
+    def over(self) -> bool:
+        """Whether the limit is over."""
+        return self._loop.time() >= self._deadline
 
     async def wait(self) -> bool:
         """Wait for a while; False, at once, when the limit is over."""

@@ -19,7 +19,8 @@ When the server is lost, nobody knows whether the group was committed. The task 
 `reconnect_s`, and asks: every row keeps the tag of the append that wrote it, so an append that finds its own
 tag in its last row is answered, and the others are judged and sent again. A statement that still runs on the
 lost connection does no harm: it either commits before, and then the heads are not where the repeated group
-expects them, and the question is asked again; or after, and then it is the late one that writes nothing.
+expects them, and the question is asked again; or after, and then it is the late one that writes nothing. What
+has queued up meanwhile has waited as well: it is not waited for once more, one behind the other.
 """
 
 from __future__ import annotations
@@ -94,7 +95,9 @@ class Writer:
         self._loop = asyncio.get_running_loop()
         self._connection: Connection | None = connection
         self._ledger = Ledger()
-        self._queue: deque[Write | Task] = deque()
+        self._queue: deque[tuple[Write | Task, float]] = deque()  # and when they came
+        self._lost_since = 0.0  # when the connection that there is not was lost
+        self._lost: Exception | None = None  # why it could not be made anew
         self._task: asyncio.Task[None] | None = None
         self._answers: deque[tuple[Call, Any]] = deque()
         self._answering = False
@@ -114,7 +117,7 @@ class Writer:
         if self._closed:
             self.answer([(call, StoreClosedError(call.subject()[0], "the store has been closed"))])
             return
-        self._queue.append(call)
+        self._queue.append((call, self._loop.time()))
         if self._task is None:
             self._task = self._loop.create_task(self._serve())
 
@@ -134,29 +137,36 @@ class Writer:
     async def _serve(self) -> None:
         try:
             while self._queue:
-                calls = self._take()
+                calls, came = self._take()
                 if calls:
-                    self.answer(await self._commit(calls))
+                    self.answer(await self._commit(calls, self._patience(came)))
                 else:
-                    task = self._queue.popleft()
+                    task, came = self._queue.popleft()
                     assert isinstance(task, Task)  # it is what nothing was taken for
-                    self.answer([(task, await self._perform(task))])
+                    self.answer([(task, await self._perform(task, self._patience(came)))])
                     del task  # or a long group would keep it alive
         finally:
             self._task = None
 
-    def _take(self) -> list[Write]:
-        """What goes into the next group; a call is never cut."""
+    def _take(self) -> tuple[list[Write], float]:
+        """What goes into the next group, and when the last of it came; a call is never cut."""
         calls: list[Write] = []
         events = 0
+        last = 0.0
         while self._queue and len(calls) < MAX_CALLS and events < MAX_EVENTS:
-            call = self._queue[0]
+            call, came = self._queue[0]
             if isinstance(call, Task):
                 break
+            last = came
             self._queue.popleft()
             calls.append(call)
             events += len(call.envelopes) if isinstance(call, Append) else 1
-        return calls
+        return calls, last
+
+    def _patience(self, came: float) -> Patience:
+        """How long what came then, and has its turn now, goes on trying if the server is or gets lost."""
+        lost = self._connection is None or self._connection.is_closed()
+        return Patience(self._connections.reconnect_s, max(came, self._lost_since) if lost else None)
 
     def answer(self, outcomes: Iterable[tuple[Call, Any]]) -> None:
         """Answer calls, each on the event loop it was made on, and some at a turn."""
@@ -180,13 +190,12 @@ class Writer:
         if self._answering:
             self._loop.call_soon(self._answer_some)
 
-    async def _commit(self, calls: Sequence[Write]) -> Outcomes:
+    async def _commit(self, calls: Sequence[Write], patience: Patience) -> Outcomes:
         outcomes: Outcomes = []
-        patience = Patience(self._connections.reconnect_s)
         while calls:
             sent = False
             try:
-                connection = await self._connected()
+                connection = await self._connected(patience)
                 sent = True
                 outcomes += await self._settled(connection, calls)
                 return outcomes
@@ -201,18 +210,17 @@ class Writer:
                         continue
                 elif len(calls) > 1 and not isinstance(error, BUSY):
                     for call in calls:
-                        outcomes += await self._commit([call])
+                        outcomes += await self._commit([call], patience)
                     return outcomes
                 return outcomes + [(call, _failed(call, error)) for call in calls]
         return outcomes
 
-    async def _perform(self, task: Task) -> Any:
+    async def _perform(self, task: Task, patience: Patience) -> Any:
         """Do a task in a transaction; return what it returns, or its error."""
-        patience = Patience(self._connections.reconnect_s)
         while True:
             committing = False
             try:
-                connection = await self._connected()
+                connection = await self._connected(patience)
                 transaction = connection.transaction()
                 await transaction.start()
                 try:
@@ -235,12 +243,22 @@ class Writer:
 
     def _drop(self) -> None:
         """Give up a connection whose server is lost."""
+        if self._connection is not None:
+            self._lost_since = self._loop.time()
         self.terminate()
         self._connection = None
 
-    async def _connected(self) -> Connection:
+    async def _connected(self, patience: Patience) -> Connection:
+        """Return the connection, made anew if need be; not if that has failed, and patience is over."""
         if self._connection is None or self._connection.is_closed():
-            self._connection = await self._connections.connect()
+            if self._lost is not None and patience.over:
+                raise self._lost.with_traceback(None)
+            try:
+                self._connection = await self._connections.connect()
+            except Exception as error:
+                self._lost = error.with_traceback(None)
+                raise
+            self._lost = None
         return self._connection
 
     async def _settled(self, connection: Connection, calls: Sequence[Write]) -> Outcomes:
