@@ -210,6 +210,30 @@ async def test_a_closed_store_has_ended_its_threads_and_removed_the_log_beside_t
     assert not path.with_name("events.db-wal").exists()
 
 
+async def test_a_close_that_is_cancelled_while_a_read_goes_on_still_closes(path: Path) -> None:
+    store = await SqliteEventStore.open(path)
+    await store.append(event("x", 0))
+    begun, go_on = threading.Event(), threading.Event()
+
+    def lasting(connection: object) -> None:
+        begun.set()
+        go_on.wait()
+
+    reading = asyncio.create_task(store._read(None, lasting))
+    await asyncio.to_thread(begun.wait)
+    closing = asyncio.create_task(store.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    go_on.set()
+    await reading
+    for thread in (*store._reader._threads, *store._writer._threads):
+        await asyncio.to_thread(thread.join, 10)
+        assert not thread.is_alive()
+    assert not Path(f"{path}-wal").exists()
+
+
 async def test_answers_and_requests_are_not_kept(path: Path) -> None:
     async with await SqliteEventStore.open(path) as store:
         body = b'"a body of its own"'

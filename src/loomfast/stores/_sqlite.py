@@ -33,7 +33,7 @@ from loomfast.stores._sqlite_recoveries import SqliteRecoveryStore
 from loomfast.stores._sqlite_snapshots import SqliteSnapshotStore
 from loomfast.stores._sqlite_timers import SqliteTimerStore
 from loomfast.stores._sqlite_writer import AcquireFence, Append, Open, Writer
-from loomfast.stores._threads import Call, Worker
+from loomfast.stores._threads import Call, Worker, stopped
 
 
 class SqliteEventStore(EventStore):
@@ -210,9 +210,7 @@ class SqliteEventStore(EventStore):
             return
         self._closed = True
         # The writer goes last: the last connection to close folds the write-ahead log into the database.
-        for worker in (self._reader, self._writer):
-            worker.stop()
-            await worker.ended()
+        await stopped(self._reader, self._writer)
 
     def __del__(self) -> None:
         if getattr(self, "_closed", True) or self._pid != os.getpid():

@@ -106,16 +106,10 @@ class Worker(ABC):
                 for _ in self._threads:
                     self.queue.put(None)
 
-    async def ended(self) -> None:
-        """Wait, without blocking the event loop, until the threads of a stopped worker have ended."""
-        call = Call()
-        threading.Thread(target=self._report_end, args=(call,), name="loomfast-closing").start()
-        await call.answer()
-
-    def _report_end(self, call: Call) -> None:
+    def join(self) -> None:
+        """Wait until the threads of a stopped worker have ended. Not on an event loop."""
         for thread in self._threads:
             thread.join()
-        deliver([(call, None)])
 
     def drain(self, first: Call, limit: int) -> tuple[list[Call], bool]:
         """Return `first` and what is queued behind it, up to `limit` calls, and whether to end after them."""
@@ -133,6 +127,23 @@ class Worker(ABC):
     @abstractmethod
     def run(self) -> None:
         """Serve `queue` until None comes."""
+
+
+async def stopped(*workers: Worker) -> None:
+    """Stop workers, each once the one before it has ended, without blocking the event loop.
+
+    Cancelling it leaves that to a thread, which goes on.
+    """
+    call = Call()
+    threading.Thread(target=_stop_in_turn, args=(workers, call), name="loomfast-closing").start()
+    await call.answer()
+
+
+def _stop_in_turn(workers: tuple[Worker, ...], call: Call) -> None:
+    for worker in workers:
+        worker.stop()
+        worker.join()
+    deliver([(call, None)])
 
 
 _running: Final[weakref.WeakSet[Worker]] = weakref.WeakSet()
