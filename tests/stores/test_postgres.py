@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from loomfast._core.snapshots import snapshot_of
-from loomfast._errors import BadInputError, StoreClosedError, UnknownExecutionError
+from loomfast._errors import BadInputError, StorageWriteError, StoreClosedError, UnknownExecutionError
 from loomfast._kernels import fold_events
-from loomfast.stores import Lease, Recovery, ScheduleRow, Wake
+from loomfast.stores import Lease, PostgresEventStore, Recovery, ScheduleRow, Wake
 from loomfast.stores import _postgres_reader as reader
 from loomfast.stores import _postgres_timers as timers
 from loomfast.stores._postgres_connections import AnyConnection
@@ -22,6 +22,7 @@ from loomfast.testing.postgres import PostgresServer
 from .conftest import OpenPostgres
 from .logs import event, log
 from .programs import on_the_server, run_program
+from .test_postgres_order import held
 
 LONG = "long \x00\ud800" * 5_000
 
@@ -167,6 +168,46 @@ async def test_a_store_whose_event_loop_has_ended_is_closed_for_others(open_post
     for call in (store.append(event("x", 0)), store.read("x"), store.leases.get("x")):
         with pytest.raises(StoreClosedError, match="event loop"):
             await call
+    with pytest.raises(StoreClosedError, match="event loop"):
+        store.watch("x", lambda: None)
+    await store.close()
+
+
+@pytest.mark.parametrize("begun", [True, False])
+async def test_who_waits_on_another_event_loop_is_told_when_the_stores_ends(
+    open_postgres: OpenPostgres, begun: bool
+) -> None:
+    here = asyncio.get_running_loop()
+    opened: asyncio.Future[PostgresEventStore] = here.create_future()
+    asked = threading.Event()
+
+    async def open_there() -> None:
+        store = await open_postgres()
+        await store.last_sequence("x")
+        here.call_soon_threadsafe(opened.set_result, store)
+        await asyncio.to_thread(asked.wait) if begun else asked.wait()
+        if begun:
+            while store._writer._queue or not store._writes:
+                await asyncio.sleep(0.01)
+        store._writer.terminate()  # what else would complain of its loop's end
+        store._connections._pool.terminate()
+
+    thread = threading.Thread(target=lambda: asyncio.run(open_there()))
+    async with await open_postgres() as other, held(other, event("slow", 0)):
+        thread.start()
+        store = await opened
+        lasting = store._write(None, lambda connection: connection.execute("SELECT lock_log()"), repeat=True)
+        calls = [asyncio.create_task(call) for call in (store.append(event("slow", 0)), lasting)]
+        await asyncio.sleep(0)
+        asked.set()
+        appended, written = await asyncio.gather(*calls, return_exceptions=True)
+        await asyncio.to_thread(thread.join)
+    assert isinstance(written, StoreClosedError)
+    if begun:
+        assert isinstance(appended, StorageWriteError)
+        assert (appended.execution_id, appended.doubtful) == ("slow", True)
+    else:
+        assert isinstance(appended, StoreClosedError)
     await store.close()
 
 

@@ -11,6 +11,7 @@ other loops are handed over to it. What the driver raises never reaches a caller
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -59,7 +60,7 @@ from loomfast.stores._postgres_recoveries import PostgresRecoveryStore
 from loomfast.stores._postgres_snapshots import PostgresSnapshotStore
 from loomfast.stores._postgres_timers import PostgresTimerStore
 from loomfast.stores._postgres_waking import Listener
-from loomfast.stores._postgres_writer import Task, Write, Writer
+from loomfast.stores._postgres_writer import LOOP_ENDED, Task, Write, Writer
 from loomfast.stores._spi import EventStore, ExecutionSummary, PositionedEvent
 from loomfast.stores._spi_arguments import check_some, check_texts, limit_of, position_of, range_of
 from loomfast.stores._spi_leases import Lease, held_as
@@ -253,12 +254,12 @@ class PostgresEventStore(EventStore):
         """As the contract says, by LISTEN and NOTIFY. `wake` is called on the store's home loop."""
         check_texts(execution_id)
         self._check_usable(execution_id)
-        self._loop.call_soon_threadsafe(self._listener.watch, execution_id, wake)
+        self._hand_over(partial(self._listener.watch, execution_id, wake))
         return partial(self._unwatch, execution_id, wake)
 
     def _unwatch(self, execution_id: str, wake: Callable[[], None]) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._listener.unwatch, execution_id, wake)
+        with contextlib.suppress(StoreClosedError):  # with its loop the watching has ended
+            self._hand_over(partial(self._listener.unwatch, execution_id, wake))
 
     async def close(self) -> None:
         """Finish what is under way, then close. A second call returns at once; a forked child closes nothing.
@@ -364,15 +365,24 @@ class PostgresEventStore(EventStore):
                 outcome = error if isinstance(error, LoomError) else _failed(execution_id, error)
             self._writer.answer([(call, outcome)])
 
+        def ended(task: asyncio.Task[None]) -> None:
+            self._writes.discard(task)
+            if task.cancelled():  # the event loop ends, and the caller may be on another
+                self._writer.answer([(call, StoreClosedError(execution_id, f"{self._name}: {LOOP_ENDED}"))])
+
         task = self._loop.create_task(answer())
         self._writes.add(task)
-        task.add_done_callback(self._writes.discard)
+        task.add_done_callback(ended)
 
     def _at_home(self, action: Callable[[], None]) -> None:
         """Do something on the event loop that the connections belong to."""
         if asyncio.get_running_loop() is self._loop:
             action()
-            return
+        else:
+            self._hand_over(action)
+
+    def _hand_over(self, action: Callable[[], None]) -> None:
+        """Have that event loop do something in one of its next turns, from any thread."""
         try:
             self._loop.call_soon_threadsafe(action)
         except RuntimeError:

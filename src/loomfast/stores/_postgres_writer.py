@@ -54,6 +54,9 @@ _AT_HAND: Final = 500
 # How often a group may find its heads elsewhere before it is judged under the lock.
 _TRIES_WITHOUT_LOCK: Final = 3
 
+# What a call is told that waits for an event loop which ends.
+LOOP_ENDED: Final = "the event loop that opened the store ended before the server answered"
+
 _WRITTEN: Final = (
     "SELECT q.tag FROM unnest($1::bytea[], $2::bigint[], $3::bigint[]) AS q (key, sequence, tag)"
     " JOIN executions x ON x.key = q.key JOIN events e ON e.execution = x.number AND e.sequence = q.sequence"
@@ -120,6 +123,7 @@ class Writer:
         self._queue.append((call, self._loop.time()))
         if self._task is None:
             self._task = self._loop.create_task(self._serve())
+            self._task.add_done_callback(self._ended)
 
     async def close(self) -> None:
         """Finish what is queued, then close the connection."""
@@ -135,18 +139,41 @@ class Writer:
             self._connection.terminate()
 
     async def _serve(self) -> None:
+        under_way: Sequence[Write | Task] = ()
         try:
             while self._queue:
                 calls, came = self._take()
                 if calls:
+                    under_way = calls
                     self.answer(await self._commit(calls, self._patience(came)))
                 else:
                     task, came = self._queue.popleft()
                     assert isinstance(task, Task)  # it is what nothing was taken for
+                    under_way = (task,)
                     self.answer([(task, await self._perform(task, self._patience(came)))])
                     del task  # or a long group would keep it alive
+                under_way = ()
+        except asyncio.CancelledError:
+            self._give_up(under_way)
+            raise
         finally:
             self._task = None
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if self._task is task:  # cancelled before its first turn
+            self._task = None
+            self._give_up(())
+
+    def _give_up(self, under_way: Iterable[Write | Task]) -> None:
+        """The event loop ends: tell everybody, since those who wait on other loops go on."""
+        waiting, self._queue = self._queue, deque()
+        outcomes: Outcomes = []
+        for call in under_way:
+            error = StorageWriteError(*call.subject(), f"{LOOP_ENDED}, so this may have been written")
+            error.doubtful = True
+            outcomes.append((call, error))
+        outcomes += [(call, StoreClosedError(call.subject()[0], LOOP_ENDED)) for call, _ in waiting]
+        self.answer(outcomes)
 
     def _take(self) -> tuple[list[Write], float]:
         """What goes into the next group, and when the last of it came; a call is never cut."""
