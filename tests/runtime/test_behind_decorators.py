@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -290,6 +290,54 @@ async def test_a_zombie_is_refused_at_the_flush_and_its_successor_is_not() -> No
     log = await inner.read("x")
     assert [e.sequence for e in log] == list(range(len(log)))
     assert kinds(log).count("EXECUTION_COMPLETED") == 1
+
+
+class Failing(lf.MemoryEventStore):
+    """A store whose appends fail as `fails` says, if it says so."""
+
+    fails: Callable[[str, int], Exception] | None = None
+
+    async def append_batch(self, envelopes: Sequence[lf.Envelope]) -> None:
+        if self.fails is not None:
+            raise self.fails(envelopes[0].execution_id, envelopes[0].sequence)
+        await super().append_batch(envelopes)
+
+
+@STACKED
+@pytest.mark.parametrize("kind", [lf.StoreFullError, lf.StoreBusyError, lf.StoreReadOnlyError])
+async def test_a_failing_store_is_reported_as_what_it_is_to_everybody_it_fails(
+    kind: type[lf.StorageWriteError], stacked: Stacked
+) -> None:
+    """SPEC 9: as itself, with the execution named, though a decorator names another one."""
+    inner = Failing()
+    failures: list[lf.StorageWriteError] = []
+    async with runtime(stacked(inner), on_storage_error=failures.append) as rt:
+        inner.fails = lambda execution_id, sequence: kind(execution_id, sequence, "no room")
+        calls = [rt.start(paid_flow, name, execution_id=name) for name in "xyz"]
+        for error in await asyncio.gather(*calls, return_exceptions=True):
+            assert type(error) is kind
+        with pytest.raises(kind):
+            await (await rt.start(paid_flow, "minted")).rest()
+    assert {str(error) for error in failures} == {
+        f"execution {name!r}, sequence 0: no room" for name in ("x", "y", "z", failures[-1].execution_id)
+    }
+    assert set(effects) <= {"minted"}  # which waits for nothing
+
+
+@STACKED
+async def test_a_write_that_may_have_happened_is_doubtful_behind_any_stack(stacked: Stacked) -> None:
+    def lost(execution_id: str, sequence: int) -> lf.StorageWriteError:
+        error = lf.StorageWriteError(execution_id, sequence, "the server was lost")
+        error.doubtful = True
+        return error
+
+    inner = Failing()
+    async with runtime(stacked(inner)) as rt:
+        inner.fails = lost
+        calls = [rt.start(paid_flow, name, execution_id=name) for name in "xyz"]
+        for error in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(error, lf.StorageWriteError)
+            assert error.doubtful
 
 
 # --- reads from a replica ------------------------------------------------------------------------

@@ -39,6 +39,9 @@ from loomfast._errors import (
     MalformedEventError,
     RunOverError,
     StorageWriteError,
+    StoreBusyError,
+    StoreFullError,
+    StoreReadOnlyError,
 )
 from loomfast._events import OUTCOMES, Opaque
 from loomfast._kernels import Envelope, State, fold_events
@@ -399,16 +402,27 @@ FENCED_OUT = (
     "shares the store lease_ttl_s, or they take over from each other what is alive."
 )
 
+# What a failed write may be said to be, besides a failed write.
+_KINDS = (StoreBusyError, StoreFullError, StoreReadOnlyError)
+
 
 def write_error(execution_id: str, sequence: int, error: BaseException) -> StorageWriteError:
-    """Return `error` as a `StorageWriteError` that names this execution and sequence."""
+    """Return `error` as a `StorageWriteError` that names this execution and sequence.
+
+    What it says is kept: behind a decorator, which names another execution, a full disk is a full disk too.
+    """
     if (
         isinstance(error, StorageWriteError)
         and error.execution_id == execution_id
         and error.sequence is not None
     ):
         return error
-    failure = StorageWriteError(execution_id, sequence, f"{type(error).__name__}: {error}")
+    if isinstance(error, StorageWriteError):  # of the write as the store knows it, or that it was part of
+        kind = next((kind for kind in _KINDS if isinstance(error, kind)), StorageWriteError)
+        failure = kind(execution_id, sequence, error.reason)
+        failure.doubtful = error.doubtful
+    else:
+        failure = StorageWriteError(execution_id, sequence, f"{type(error).__name__}: {error}")
     failure.__cause__ = error
     if fenced_out(failure):
         failure.hint = FENCED_OUT
