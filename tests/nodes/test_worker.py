@@ -652,6 +652,22 @@ def test_what_is_submitted_is_driven_by_a_worker_only_and_counts_no_crash(chosen
     virtually(main)
 
 
+@pytest.mark.parametrize("chosen", [True, False])
+async def test_a_submission_whose_mark_is_refused_is_no_failure_since_it_is_there(
+    chosen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever heard of a failure would submit it again, and under a minted id it would run twice."""
+
+    async def refused(account: object) -> None:
+        raise lf.StoreFullError(None, None, "no room")
+
+    store = lf.MemoryEventStore()
+    monkeypatch.setattr(store.recoveries, "put", refused)
+    async with lf.WorkflowRuntime(store) as rt:
+        handle = await rt.submit(short, 0.5, execution_id="x" if chosen else None)
+    assert await store.last_sequence(handle.execution_id) == 0
+
+
 async def test_a_submission_that_does_not_fit_is_refused_and_not_written(open_store: OpenStore) -> None:
     def positive(value: Any) -> None:
         if not value > 0:

@@ -18,7 +18,7 @@ from loomfast._runtime.bootstrap import append_bootstrap
 from loomfast._runtime.driven import DrivenExecutions
 from loomfast._runtime.execution import DrivenExecution
 from loomfast._runtime.flows import FlowTable
-from loomfast._runtime.hooks import call
+from loomfast._runtime.hooks import call, logger
 from loomfast._runtime.journal import ExecutionJournal
 
 
@@ -67,7 +67,11 @@ class Starting:
     async def _left(self, execution_id: str, bootstrap: Draft) -> None:
         await self._append(self._driven.journal(execution_id), bootstrap)
         # Whoever takes it up finds it running and driven by nobody, which is no crash here.
-        await self._driven.store.recoveries.put(recovery.stopped(None, execution_id, 0))
+        try:
+            await self._driven.store.recoveries.put(recovery.stopped(None, execution_id, 0))
+        except Exception:
+            # It is there, and must not be submitted again. Taking it up counts a crash: too strict, and harmless.
+            logger.exception("execution %r could not be marked as submitted", execution_id)
 
     async def _drafted(
         self,
