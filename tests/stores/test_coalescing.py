@@ -355,6 +355,46 @@ async def test_whoever_waits_when_the_loop_ends_is_rejected_and_not_forgotten() 
     assert store.waiting_events == 0
 
 
+async def test_whoever_waits_is_rejected_also_when_the_flush_never_had_a_turn() -> None:
+    store = CoalescingEventStore(ScriptedStore())
+    waiting = store.write((event("x", 0),))
+    flusher = store._flusher
+    assert flusher is not None
+    flusher.cancel()
+    assert isinstance(await waiting, StoreClosedError)
+    await store.append(event("y", 0))  # and whoever goes on can
+
+
+@pytest.mark.parametrize("linger_ms", [0, 60_000])
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_loop_closed_under_a_flush_ends_what_waited_there_and_nothing_else(
+    goes_on: bool, linger_ms: int
+) -> None:
+    inner = HeldStore()
+    store = CoalescingEventStore(inner, max_linger_ms=linger_ms)
+
+    async def begin() -> None:
+        store.write((event("x", 0),))
+        await turns(3)
+
+    async def go_on() -> None:
+        inner.go = asyncio.Event()  # the other one is bound to its loop
+        inner.go.set()
+        if goes_on:
+            await store.append_batch((event("y", 0),))
+            gc.collect()  # what the other loop left behind is of no effect
+            await store.append_batch((event("y", 1),))
+        await store.close()
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin())
+    loop.close()
+    asyncio.run(go_on())
+    assert inner.appends[not linger_ms :] == [("append_batch", [f"y-{n}"]) for n in range(2 * goes_on)]
+    with pytest.raises(StoreClosedError):
+        asyncio.run(inner.read("y"))
+
+
 async def test_a_second_event_loop_is_refused_while_the_first_one_waits() -> None:
     inner = HeldStore()
     store = CoalescingEventStore(inner)

@@ -164,6 +164,9 @@ class CoalescingEventStore(EventStoreDecorator):
         loop = asyncio.get_running_loop()
         if self._flusher is None:
             self._loop = loop
+        elif self._ended():
+            self._forget()
+            self._loop = loop
         elif self._loop is not loop:
             raise BadInputError("a coalescing store belongs to one event loop: make one for each")
         append = _Append(envelopes, alone=alone, arrived_s=loop.time(), outcome=loop.create_future())
@@ -173,14 +176,30 @@ class CoalescingEventStore(EventStoreDecorator):
             append.outcome.add_done_callback(lambda _: self._before.pop(append, None))
         if self._flusher is None:
             self._flusher = loop.create_task(self._flush())
+            self._flusher.add_done_callback(self._flushed)
         return append
 
     async def close(self) -> None:
         self._closed = True
+        if self._ended():
+            self._forget()
         self._end_linger()
         if self._flusher is not None:
             await asyncio.wait((self._flusher,))
         await self.inner.close()
+
+    def _ended(self) -> bool:
+        """Whether the event loop was closed under the flusher: nobody waits for what it has not written."""
+        return self._flusher is not None and self._loop is not None and self._loop.is_closed()
+
+    def _forget(self) -> None:
+        """Be as before the first append."""
+        self._under_way = []
+        self._queue.clear()
+        self._before.clear()
+        self._waiting_events = 0
+        self._hurry = None
+        self._flusher = None
 
     # --- the queue -------------------------------------------------------------------------------
 
@@ -229,6 +248,7 @@ class CoalescingEventStore(EventStoreDecorator):
 
     async def _flush(self) -> None:
         """Write batch after batch until the queue is empty."""
+        loop = asyncio.get_running_loop()
         try:
             while self._queue:
                 await self._company()
@@ -239,16 +259,20 @@ class CoalescingEventStore(EventStoreDecorator):
                 self._under_way.clear()
                 self._let_in()
         finally:
-            # Nothing is left, unless the loop is ending: then nobody will write it.
-            for append in (*self._under_way, *self._queue, *self._before):
-                append.reject(
-                    StoreClosedError(append.envelopes[0].execution_id, "the event loop ended while it waited")
-                )
-            self._under_way.clear()
-            self._queue.clear()
-            self._before.clear()
-            self._waiting_events = 0
-            self._flusher = None
+            if not loop.is_closed():  # or nobody is left to tell, and this store may be in use on another
+                self._reject_all()
+
+    def _flushed(self, flusher: asyncio.Task[None]) -> None:
+        if self._flusher is flusher:  # cancelled before its first turn
+            self._reject_all()
+
+    def _reject_all(self) -> None:
+        """Nothing is left, unless the loop is ending: then nobody will write it."""
+        for append in (*self._under_way, *self._queue, *self._before):
+            append.reject(
+                StoreClosedError(append.envelopes[0].execution_id, "the event loop ended while it waited")
+            )
+        self._forget()
 
     async def _company(self) -> None:
         """Hold the first append back, as long as it may be held back and something might still join it."""
@@ -260,13 +284,14 @@ class CoalescingEventStore(EventStoreDecorator):
         left_s = self._queue[0].arrived_s + self._linger_s - loop.time()
         if left_s <= 0:
             return
-        self._hurry = loop.create_future()
+        hurry = self._hurry = loop.create_future()
         pause = asyncio.ensure_future(self._sleep(left_s))
         try:
-            await asyncio.wait((self._hurry, pause), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((hurry, pause), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._hurry = None
-            pause.cancel()
+            if not loop.is_closed():
+                self._hurry = None
+                pause.cancel()
 
     def _end_linger(self) -> None:
         if self._hurry is not None and not self._hurry.done():
