@@ -10,6 +10,8 @@ import loomfast as lf
 from loomfast import Fault, Verified, verify_store
 from loomfast._core.snapshots import snapshot_of
 from loomfast._kernels import fold_events
+from loomfast.stores import ExecutionSummary, Wake
+from loomfast.stores._memory_timers import MemoryTimerStore
 from tests.conftest import OpenStore
 from tests.stores.logs import event, log
 from tests.stores.whole import fill, verify
@@ -77,3 +79,39 @@ async def test_a_decorator_passes_on_what_the_storage_finds_wrong_with_itself() 
     for decorated in (lf.CoalescingEventStore(Ailing()), lf.TenantScopedEventStore(Ailing(), "acme")):
         async with decorated:
             assert (await verify(decorated))[0] == ["the store: page 5 is gone"]
+
+
+class Circling(lf.MemoryEventStore):
+    """Holds an index so damaged that what comes behind something is found no more: pages begin anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._timers = CirclingTimers(self._shared)
+        self.lists = False
+
+    async def list_executions(
+        self, *, status: str | None = None, after: int = 0, limit: int = 100
+    ) -> list[ExecutionSummary]:
+        return await super().list_executions(status=status, after=0 if self.lists else after, limit=limit)
+
+
+class CirclingTimers(MemoryTimerStore):
+    async def due_wakes(self, at_ms: int, *, after: Wake | None = None, limit: int = 100) -> list[Wake]:
+        lost = None if after is None else after._replace(execution_id="nowhere")
+        return await super().due_wakes(at_ms, after=lost, limit=limit)
+
+
+@pytest.mark.parametrize("page", [1, 2, 3, 1_000])
+async def test_a_store_whose_pages_go_round_in_a_circle_is_verified_to_an_end(
+    page: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loomfast.verification.PAGE", page)
+    async with Circling() as store:
+        for n in range(5):
+            gate = event(f"x{n}", 1, "EXECUTION_SUSPENDED", {"gate": 0, "on": "go", "wakeAt": 9})
+            await store.append_batch([event(f"x{n}", 0), gate])
+        faults, _ = await verify(store)
+        assert any(fault.startswith("the store: the gates that are due lead back to") for fault in faults)
+        store.lists = True
+        faults, _ = await verify(store)
+        assert any(fault.startswith("the store: the listing goes on from") for fault in faults)

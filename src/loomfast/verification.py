@@ -14,7 +14,7 @@ store in use may be verified: what was appended after an execution was listed is
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -135,6 +135,8 @@ class _Verification:
             for summary in page:
                 await self._execution(summary)
                 self._previous = summary.execution_id
+            if page[-1].position <= after:
+                raise StoreReadError(None, f"the listing goes on from {after} in a circle")
             after = page[-1].position
 
     # --- one execution ---------------------------------------------------------------------------
@@ -321,29 +323,37 @@ class _Verification:
             )
 
     async def _first_at(self, wake_at: int) -> Wake | None:
-        after: Wake | None = None
-        while page := await self._store.timers.due_wakes(wake_at, after=after, limit=PAGE):
+        async for page in self._due_pages(wake_at):
             for wake in page:
                 if wake.wake_at == wake_at:
                     return wake
-            after = page[-1]
         return None
+
+    async def _due_pages(self, at_ms: int) -> AsyncIterator[list[Wake]]:
+        """Yield all gates that are due. Raises `StoreReadError` where damage leads back to what was read."""
+        after: Wake | None = None
+        met: Wake | None = None  # the end of some page, ever further on: a circle comes by it
+        pages = 0
+        while page := await self._store.timers.due_wakes(at_ms, after=after, limit=PAGE):
+            after = page[-1]
+            if after == met:
+                raise StoreReadError(None, f"the gates that are due lead back to {after.execution_id!r}")
+            yield page
+            pages += 1
+            if not pages & (pages - 1):
+                met = after
 
     async def _wakes(self) -> None:
         """Look for gates that are due and should not be, if more are than the logs have."""
         number = 0
-        after: Wake | None = None
-        while page := await self._store.timers.due_wakes(LAST, after=after, limit=PAGE):
+        async for page in self._due_pages(LAST):
             number += len(page)
-            after = page[-1]
         if number <= self._sleeping:
             return
-        after = None
-        while page := await self._store.timers.due_wakes(LAST, after=after, limit=PAGE):
+        async for page in self._due_pages(LAST):
             for wake in page:
                 if wake.execution_id not in self._harmed:
                     await self._guarded(wake.execution_id, self._due(wake))
-            after = page[-1]
 
     async def _due(self, wake: Wake) -> None:
         cut = await self._cut(wake.execution_id)
