@@ -167,6 +167,37 @@ async def test_a_fork_at_every_sequence_serves_what_it_inherits(open_store: Open
         assert await store.read(origin) == source
 
 
+async def test_a_fork_reads_a_long_log_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the log, the event loop gets its turn, and no more than a page is held."""
+    read: list[int] = []
+
+    class Noting(lf.MemoryEventStore):
+        async def read_range(self, execution_id: str, first: int, last: int | None) -> list[lf.Envelope]:
+            events = await super().read_range(execution_id, first, last)
+            read.append(len(events))
+            return events
+
+    @lf.flow
+    async def chatty(ctx: lf.WorkflowContext, input: Any) -> None:
+        for n in range(20):
+            ctx.emit("note", n)
+        await ctx.suspend("go")
+
+    monkeypatch.setattr("loomfast._runtime.history.PAGE", 4)
+    store = Noting()
+    async with runtime(store, chatty) as rt:
+        await (await rt.start(chatty, execution_id="x")).rest()
+        for at in (3, 4, 21):
+            read.clear()
+            child = await rt.fork("x", at)
+            assert read[: at // 4 + 1] == [4] * ((at + 1) // 4) + [(at + 1) % 4] * ((at + 1) % 4 > 0)
+            assert (await child.rest()).sequence == 21
+        with pytest.raises(lf.BeyondLogError):
+            await rt.fork("x", 23)
+        with pytest.raises(lf.UnknownExecutionError):
+            await rt.fork("y", 10**18)
+
+
 async def test_a_fork_takes_another_way_at_a_gate_and_is_found_by_its_branch(open_store: OpenStore) -> None:
     async with open_store() as store, runtime(store) as rt:
         origin = await at_turn(rt, 1, turns=1)

@@ -26,6 +26,9 @@ from loomfast._runtime.execution import DrivenExecution
 from loomfast._runtime.flows import FlowTable
 from loomfast._runtime.hooks import logger
 
+# How many events are read at a time, and folded before the event loop gets its turn.
+PAGE = 1_000
+
 
 class History:
     """Takes snapshots, truncates and forks.
@@ -91,12 +94,9 @@ class History:
             text_argument("fork_id", fork_id)
         if type(at_sequence) is not int or at_sequence < 0:
             raise BadInputError(f"at_sequence={at_sequence!r}: must be a whole number, 0 or more")
-        prefix = await self._driven.store.primary.read_range(execution_id, 0, at_sequence)
-        if not prefix:
-            raise UnknownExecutionError(execution_id)
-        if prefix[-1].sequence < at_sequence:
-            raise BeyondLogError(execution_id, at_sequence, prefix[-1].sequence)
-        state = fold_events(None, prefix)
+        state = await self._state_at(execution_id, at_sequence)
+        if state.sequence < at_sequence:
+            raise BeyondLogError(execution_id, at_sequence, state.sequence)
         if state.ended is not None:
             raise BadInputError(
                 f"execution {execution_id!r} has {state.status} by {at_sequence}: cut before that"
@@ -106,6 +106,19 @@ class History:
         return child_id, await self._driven.in_turn(
             child_id, self._fork(flow, execution_id, child_id, at_sequence, branch_name)
         )
+
+    async def _state_at(self, execution_id: str, sequence: int) -> State:
+        """Fold the log up to a sequence, or to its end, a page at a time. Raises `UnknownExecutionError`."""
+        state: State | None = None
+        for first in range(0, sequence + 1, PAGE):
+            last = min(first + PAGE - 1, sequence)
+            page = await self._driven.store.primary.read_range(execution_id, first, last)
+            if not page:
+                break
+            state = fold_events(state, page)
+        if state is None:
+            raise UnknownExecutionError(execution_id)
+        return state
 
     async def _fork(
         self, flow: FlowDefinition, source_id: str, child_id: str, at_sequence: int, branch_name: str | None

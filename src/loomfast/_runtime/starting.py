@@ -70,7 +70,7 @@ class Starting:
         try:
             await self._driven.store.recoveries.put(recovery.stopped(None, execution_id, 0))
         except Exception:
-            # It is there, and must not be submitted again. Taking it up counts a crash: too strict, and harmless.
+            # It is there, and must not be submitted again. That taking it up counts a crash is harmless.
             logger.exception("execution %r could not be marked as submitted", execution_id)
 
     async def _drafted(
