@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import loomfast as lf
+from loomfast.stores import EventStoreDecorator
 from tests.conftest import OpenStore
-from tests.runtime.harness import kinds, runtime
+from tests.runtime.harness import kinds, runtime, turns
 
 
 async def test_an_effect_gets_the_json_form_of_its_input_and_cannot_change_the_flows(
@@ -198,8 +199,13 @@ async def test_a_start_that_a_close_overtakes_is_left_to_recovery(open_store: Op
     async def flow(ctx: lf.WorkflowContext, input: Any) -> None:
         ran.append(1)
 
+    class Slow(EventStoreDecorator):
+        async def append(self, envelope: lf.Envelope) -> None:
+            await turns(5)
+            await super().append(envelope)
+
     async with open_store() as store:
-        rt = runtime(store)
+        rt = runtime(Slow(store))
         starting = asyncio.ensure_future(rt.start(flow, execution_id="x"))
         await asyncio.sleep(0)
         await rt.close()

@@ -51,6 +51,11 @@ async def append_bootstrap(store: EventStore, envelope: Envelope) -> None:
         return
     except Exception as error:
         first = error
+    await settle_bootstrap(store, envelope, first)
+
+
+async def settle_bootstrap(store: EventStore, envelope: Envelope, first: Exception) -> None:
+    """As `append_bootstrap`, whose first append has failed with `first`."""
     await _confirm(store, envelope, first)
     try:
         await store.append_batch((envelope,))

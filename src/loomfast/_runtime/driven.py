@@ -63,7 +63,7 @@ class DrivenExecutions:
         self.hooks = hooks
         self.states = StateLoader(store.primary)
         self.executions: dict[str, DrivenExecution] = {}
-        self.calls: set[asyncio.Task[Any]] = set()
+        self.calls: set[asyncio.Future[Any]] = set()
         self.refused: list[ExecutionJournal] = []
         self.watchers: dict[str, set[asyncio.Future[None]]] = {}
         self.at_rest: list[Callable[[DrivenExecution, State | None], object]] = []

@@ -20,6 +20,7 @@ from loomfast._runtime.execution import DrivenExecution
 from loomfast._runtime.flows import FlowTable
 from loomfast._runtime.hooks import call, logger
 from loomfast._runtime.journal import ExecutionJournal
+from loomfast._runtime.once import StartOnce
 
 
 class Starting:
@@ -42,8 +43,10 @@ class Starting:
         fence_argument(fence)
         definition, bootstrap = await self._drafted(flow, input, execution_id, compute_target)
         if execution_id is not None:
+            if self._driven.leases is None:
+                return await self._once(definition, execution_id, bootstrap, fence)
             return await self._driven.in_turn(
-                execution_id, self._once(definition, execution_id, bootstrap, fence)
+                execution_id, self._leased_once(definition, execution_id, bootstrap, fence)
             )
         minted = self._id_factory()
         if self._driven.leases is None:
@@ -109,6 +112,15 @@ class Starting:
             return self._at_once(flow, execution_id, bootstrap, fence)
 
     async def _once(
+        self, flow: FlowDefinition, execution_id: str, bootstrap: Draft, fence: int | None
+    ) -> DrivenExecution:
+        journal = self._driven.journal(execution_id, fence=fence)
+        turn = self._driven.turn(execution_id)
+        start = StartOnce(self._driven, flow, journal, bootstrap, turn)
+        await turn.acquire()
+        return await start.begin()
+
+    async def _leased_once(
         self, flow: FlowDefinition, execution_id: str, bootstrap: Draft, fence: int | None
     ) -> DrivenExecution:
         async with self._driven.claimed(execution_id, lambda: self._refuse_existing(execution_id)):
