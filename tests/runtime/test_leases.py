@@ -206,7 +206,9 @@ def test_a_renewal_that_fails_once_is_tried_again_and_nobody_notices() -> None:
             assert await handle.result() == "worked"
 
 
-def test_a_loop_that_was_blocked_past_the_expiry_refuses_its_own_writes() -> None:
+def test_a_loop_that_was_blocked_past_the_expiry_refuses_its_own_writes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """F18: judged here, before the store is asked; nobody else needs to have taken over."""
 
     @virtually
@@ -230,6 +232,9 @@ def test_a_loop_that_was_blocked_past_the_expiry_refuses_its_own_writes() -> Non
             assert kinds(await store.read("x"))[:1] == ["EXECUTION_STARTED"]
             assert of(await store.read("x"), "STEP_COMPLETED", "EXECUTION_COMPLETED") == []
         assert len(appended) == 1
+
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert told == ["the lease of execution 'x' was lost"]  # though the write found out, and not a renewal
 
 
 def stop() -> None:

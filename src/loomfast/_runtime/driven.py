@@ -159,7 +159,7 @@ class DrivenExecutions:
         held = self.leases.held(execution_id)
         if held is None:
             raise LeaseLostError(execution_id)
-        held.check()
+        self.leases.check(held)
         return await self.store.acquire_fence(execution_id, lease=held.lease)
 
     def _lost(self, execution_id: str) -> None:

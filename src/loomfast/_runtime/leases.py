@@ -66,11 +66,6 @@ class HeldLease:
         by_clock = (self._until_ms - self._clock.now_ms()) / 1000
         return max(0.0, min(by_loop, by_clock))
 
-    def check(self) -> None:
-        """Raise `LeaseLostError` unless it is still ours."""
-        if self.left_s() == 0:
-            raise LeaseLostError(self.lease.key)
-
 
 class LeaseKeeper:
     """Takes leases, renews them all, and gives them back.
@@ -99,7 +94,13 @@ class LeaseKeeper:
     def check_of(self, execution_id: str) -> Callable[[], object]:
         """Return what raises `LeaseLostError` once the lease held now is not ours; at once if none is."""
         held = self._held.get(execution_id)
-        return partial(_none_held, execution_id) if held is None else held.check
+        return partial(_none_held, execution_id) if held is None else partial(self.check, held)
+
+    def check(self, held: HeldLease) -> None:
+        """Raise `LeaseLostError` unless a lease is still ours: lost for all, whoever finds out first."""
+        if held.left_s() == 0:
+            self._drop(held)
+            raise LeaseLostError(held.lease.key)
 
     async def take(self, execution_id: str) -> HeldLease | None:
         """Take a lease; None while another process holds it. One that is held here already is void then.
