@@ -13,7 +13,7 @@ from tests.conftest import OpenStore
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = {
     "dispatching.md": 1,
-    "embedding.md": 1,
+    "embedding.md": 2,
     "flows.md": 5,
     "nodes.md": 2,
     "running.md": 2,

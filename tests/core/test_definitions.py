@@ -12,6 +12,7 @@ import pytest
 
 import loomfast as lf
 from loomfast import BadInputError, InputValidationError
+from loomfast._core.definitions import define_step
 from loomfast._core.schema import check, check_schema
 
 FX = object()
@@ -78,6 +79,8 @@ def test_a_signature_no_step_can_fill_is_refused_at_the_declaration(effect: Any)
         {"id": "a#1"},
         {"timeout_s": 0},
         {"timeout_s": float("nan")},
+        {"timeout_s": "3"},
+        {"retry": 3},
     ],
 )
 def test_options_that_make_no_sense_are_refused_at_the_declaration(options: dict[str, Any]) -> None:
@@ -88,6 +91,14 @@ def test_options_that_make_no_sense_are_refused_at_the_declaration(options: dict
 def test_calling_a_step_directly_says_how_it_is_run() -> None:
     with pytest.raises(lf.BadInputError, match=r"await ctx\.run\(step, input\)"):
         lf.step(id="s")(lambda: None)()
+
+
+def test_a_flow_that_is_run_as_a_step_is_told_how_a_flow_is_started() -> None:
+    @lf.flow
+    async def child(ctx: Any, input: Any) -> None: ...
+
+    with pytest.raises(lf.BadInputError, match=r"'child' is a flow, not a step: start or submit it"):
+        define_step(child)  # type: ignore[arg-type]
 
 
 async def no_input(ctx: Any) -> None: ...

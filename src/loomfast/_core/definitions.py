@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Never, TypeAlias, overload
 
-from loomfast._core.arguments import text_argument
+from loomfast._core.arguments import shown, text_argument
 from loomfast._core.retry import RetryPolicy
 from loomfast._core.schema import check_schema
 from loomfast._errors import BadInputError
@@ -159,8 +159,12 @@ def define_step(
     name = id or _name(effect)
     if "#" in name:
         raise BadInputError(f"step id {name!r}: '#' is kept for the keys of repeated calls")
-    if timeout_s is not None and not 0 < timeout_s < float("inf"):
-        raise BadInputError(f"step {name!r}: timeout_s={timeout_s} must be a positive number of seconds")
+    if timeout_s is not None and not (isinstance(timeout_s, int | float) and 0 < timeout_s < float("inf")):
+        raise BadInputError(
+            f"step {name!r}: timeout_s={shown(timeout_s)} must be a number of seconds above 0"
+        )
+    if retry is not None and not isinstance(retry, RetryPolicy):
+        raise BadInputError(f"step {name!r}: retry={shown(retry)} must be a RetryPolicy(max_attempts=…)")
     if at_most_once and retry is not None:
         raise BadInputError(f"step {name!r}: a step that runs at most once cannot be retried")
     wants_context, wants_input, needs_input = _reads(name, effect)
@@ -183,6 +187,10 @@ def define_step(
 
 def _reads(name: str, effect: Effect) -> tuple[bool, bool, bool]:
     """Return whether an effect takes its context, whether it takes an input, and whether it must have one."""
+    if isinstance(effect, FlowDefinition):
+        raise BadInputError(
+            f"{effect.id!r} is a flow, not a step: start or submit it as an execution of its own, from a step"
+        )
     if not callable(effect):
         raise BadInputError(f"step {name!r} must be a function, not {type(effect).__name__}")
     parameters = list(inspect.signature(effect).parameters.values())
