@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import loomfast as lf
+from loomfast._kernels import canonical, fnv1a64, format_digest
 from loomfast.testing import VirtualClock, seeded_entropy
 from loomfast.testing.time import START_MS
 from tests.conftest import OpenStore
@@ -149,6 +150,45 @@ def test_what_a_dead_process_left_is_driven_on_and_what_rests_is_left_alone() ->
         assert await store.leases.held(["asleep", "asked", "doubt", "begun"]) == []
 
     virtually(main)
+
+
+def test_a_run_that_left_its_log_is_named_once_is_no_crash_and_goes_on_once_the_flow_is_mended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @lf.step
+    async def double(n: int) -> int:
+        return 2 * n
+
+    def version(n: int) -> lf.FlowDefinition:
+        @lf.flow(id="changed")
+        async def changed(ctx: lf.WorkflowContext, input: Any) -> Any:
+            return await ctx.run(double, n)
+
+        return changed
+
+    async def main() -> None:
+        store = memory_store()
+        await leave_behind(store, "x", flow=version(1))
+        key = {"key": "double", "stepId": "double"}
+        started = {**key, "attempt": 1, "inputDigest": format_digest(fnv1a64(canonical(1)))}
+        completed = {"key": "double", "output": 2}
+        await store.append(lf.Envelope.make("x", 1, "STEP_STARTED", started, START_MS))
+        await store.append(lf.Envelope.make("x", 2, "STEP_COMPLETED", completed, START_MS))
+        async with worker(store, 1, version(2), runtime={"max_crashes": 2}) as it:
+            await asyncio.sleep(600)
+            assert it.health().failing == 1
+        account = await store.recoveries.get("x")
+        assert account is not None
+        assert (account.crashes, account.orderly, account.set_aside) == (1, True, None)
+        async with worker(store, 2, version(1)):
+            await all_ended(store, "x")
+
+    caplog.set_level("DEBUG", "loomfast")
+    virtually(main)
+    named = [record for record in caplog.records if "cannot go on: DeterminismError" in record.getMessage()]
+    assert [record.levelname for record in named[:2]] == ["WARNING", "DEBUG"]
+    assert [record.levelname for record in named].count("WARNING") == 1
+    assert 10 < len(named) < 20  # after pauses of 1 s to a minute
 
 
 def test_what_another_process_drives_is_left_alone_however_old_and_taken_over_once_it_is_dead() -> None:

@@ -24,6 +24,7 @@ from logging import DEBUG, INFO, WARNING
 
 from loomfast._errors import ExecutionSetAsideError, LeaseHeldError, RuntimeClosedError
 from loomfast._events import RUNNING
+from loomfast._kernels import State
 from loomfast._nodes.backoff import BackOff
 from loomfast._nodes.due import check_period
 from loomfast._nodes.limits import Slots
@@ -61,6 +62,7 @@ class Claims:
         self._telemetry = telemetry
         self._back_off = BackOff()
         self._busy: dict[str, asyncio.Task[None]] = {}
+        self._taken: dict[tuple[str | None, str], str] = {}  # the stored ids of what was taken up and runs
         self._after = 0
         self._full = False
         self._passed_over = False  # whether something found no room for its flow or tenant
@@ -72,6 +74,16 @@ class Claims:
         """There is room for one more."""
         if (self._full or self._passed_over) and self._room is not None and not self._room.done():
             self._room.set_result(None)
+
+    def rested(self, tenant: str | None, execution_id: str, state: State | None) -> None:
+        """It is driven here no longer; without a state it could not go on, and is left alone for a while."""
+        stored_id = self._taken.pop((tenant, execution_id), None)
+        if stored_id is None:
+            return
+        if state is None:
+            self._back_off.failed(stored_id, self._clock.now_ms())
+        else:
+            self._back_off.succeeded(stored_id)
 
     @property
     def failing(self) -> int:
@@ -143,9 +155,9 @@ class Claims:
     async def _claim(self, stored_id: str, owner: Owner) -> None:
         level = DEBUG if stored_id in self._back_off else INFO
         logger.log(level, "%r is driven by nobody: taking it up", stored_id)
+        self._taken[owner.tenant, owner.own_id] = stored_id
         try:
             await owner.runtime.recover(owner.own_id)
-            self._back_off.succeeded(stored_id)
             self._telemetry.recovered()
         except (LeaseHeldError, RuntimeClosedError):
             pass  # another worker was first; or this one is closing
@@ -160,4 +172,5 @@ class Claims:
         finally:
             del self._busy[stored_id]
             if not owner.runtime.drives(owner.own_id):
+                self._taken.pop((owner.tenant, owner.own_id), None)
                 self._slots.give_back(owner.own_id, owner.tenant)

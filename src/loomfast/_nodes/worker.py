@@ -262,6 +262,7 @@ class Worker:
             self._due_waits = True
 
     def _rested(self, tenant: str | None, execution_id: str, state: State | None) -> None:
+        self._claims.rested(tenant, execution_id, state)
         self._slots.give_back(execution_id, tenant)
         self._due.expect_wake(state)
 

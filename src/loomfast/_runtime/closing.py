@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import asyncio
 
-from loomfast._core import recovery
 from loomfast._events import RUNNING
 from loomfast._runtime.driven import DrivenExecutions
 from loomfast._runtime.execution import STOP_S
 from loomfast._runtime.history import History
-from loomfast._runtime.hooks import logger
-from loomfast._runtime.journal import ExecutionJournal
+from loomfast._runtime.recovering import Recovering
 
 # How long, in seconds, a call from outside, or a snapshot, that has begun may take to become whole.
 CALLS_S = 30.0
@@ -29,8 +27,9 @@ CALLS_S = 30.0
 class Closing:
     """Closes a runtime, once."""
 
-    def __init__(self, driven: DrivenExecutions, history: History) -> None:
+    def __init__(self, driven: DrivenExecutions, recovering: Recovering, history: History) -> None:
         self._driven = driven
+        self._recovering = recovering
         self._history = history
         self._task: asyncio.Task[None] | None = None
 
@@ -52,19 +51,9 @@ class Closing:
         if unfinished:
             await asyncio.wait(unfinished, timeout=CALLS_S)
         journals = [live.journal for live in stopped] + driven.refused
-        await asyncio.gather(*(self._mark(journal) for journal in journals))
+        running = [
+            journal for journal in journals if journal.failure is None and journal.state.status == RUNNING
+        ]
+        await asyncio.gather(*(self._recovering.mark_stopped(journal) for journal in running))
         if driven.leases is not None:
             await driven.leases.close()
-
-    async def _mark(self, journal: ExecutionJournal) -> None:
-        """Keep on record that an execution which is still running was stopped in order."""
-        if journal.failure is not None or journal.state.status != RUNNING:
-            return
-        try:
-            recoveries = self._driven.store.recoveries
-            progress = recovery.progress_of(journal.state)
-            account = await recoveries.get(journal.execution_id)
-            await recoveries.put(recovery.stopped(account, journal.execution_id, progress))
-        except Exception:
-            # Without the mark the next recovery counts a crash: too strict, and harmless.
-            logger.exception("execution %r could not be marked as stopped in order", journal.execution_id)

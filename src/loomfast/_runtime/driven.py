@@ -16,16 +16,25 @@ import contextvars
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from functools import partial
+from logging import DEBUG, WARNING
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from loomfast._core.definitions import FlowDefinition
-from loomfast._errors import ConflictError, LeaseHeldError, LeaseLostError, RuntimeClosedError
+from loomfast._errors import (
+    ConflictError,
+    DeterminismError,
+    LeaseHeldError,
+    LeaseLostError,
+    LoomError,
+    RuntimeClosedError,
+    StoreReadError,
+)
 from loomfast._kernels import Envelope, State
 from loomfast._runtime.deps import RunDeps
 from loomfast._runtime.execution import STOP_S, DrivenExecution
 from loomfast._runtime.flushing import Flushes
-from loomfast._runtime.hooks import Hooks, call
+from loomfast._runtime.hooks import Hooks, call, logger
 from loomfast._runtime.journal import ExecutionJournal, write_error
 from loomfast._runtime.leases import LeaseKeeper
 from loomfast._runtime.loading import StateLoader
@@ -38,6 +47,8 @@ T = TypeVar("T")
 POLLS = 40
 # How many executions have their first turn before the event loop gets its own.
 BEGIN_A_TURN = 16
+# Of how many executions it is remembered that they could not go on.
+STUCK = 10_000
 
 
 class DrivenExecutions:
@@ -67,6 +78,7 @@ class DrivenExecutions:
         self.refused: list[ExecutionJournal] = []
         self.watchers: dict[str, set[asyncio.Future[None]]] = {}
         self.at_rest: list[Callable[[DrivenExecution, State | None], object]] = []
+        self._stuck: set[str] = set()  # of what could not go on, and has been said to
         self._to_begin: deque[tuple[DrivenExecution, contextvars.Context]] = deque()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._batch_events = batch_events
@@ -231,11 +243,25 @@ class DrivenExecutions:
             del self.executions[execution_id]
         if state is not None:
             self.states.keep(state)
+            self._stuck.discard(execution_id)
+        elif isinstance(live.failure, DeterminismError | StoreReadError):
+            self._complain(execution_id, live.failure)
         if self.leases is not None:
             self.leases.give_back_of(execution_id)
         for hear in tuple(self.at_rest):
             hear(live, state)
         self._tell(execution_id)
+
+    def _complain(self, execution_id: str, error: LoomError) -> None:
+        """Say why an execution cannot go on: nothing else does where nobody waits for it.
+
+        Softly, when it has been tried again.
+        """
+        level = DEBUG if execution_id in self._stuck else WARNING
+        logger.log(level, "execution %r cannot go on: %s: %s", execution_id, type(error).__name__, error)
+        if len(self._stuck) >= STUCK:
+            self._stuck.clear()
+        self._stuck.add(execution_id)
 
     # --- watching --------------------------------------------------------------------------------
 

@@ -43,8 +43,8 @@ class DrivenExecution:
 
     `rest` tells of the state at rest, or of what kept it from resting: the `StorageWriteError` of a failed
     write, the `DeterminismError` of a run that left its log, the `StoreReadError` of a damaged event, a
-    `LeaseLostError`, or a `RuntimeClosedError`. `at_end` is called with this and the state at rest, or None,
-    before any waiter is told.
+    `LeaseLostError`, or a `RuntimeClosedError`; so does `failure`. `at_end` is called with this and the state
+    at rest, or None, before any waiter is told.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class DrivenExecution:
         self._deps = deps
         self._cancelled = False
         self._reason = b""
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
         self._in_flow = False
         self._context: WorkflowContext | None = None
         self._task: asyncio.Task[None] | None = None
@@ -81,11 +81,12 @@ class DrivenExecution:
             return
         self.journal.closed = True
         self.journal.on_failure = None
-        failure = None
         if state is None:
-            failure = self.journal.failure or self._failure or RuntimeClosedError(self.journal.execution_id)
+            self.failure = (
+                self.journal.failure or self.failure or RuntimeClosedError(self.journal.execution_id)
+            )
         self._at_end(self, state)
-        self.rest.settle(state, failure)
+        self.rest.settle(state, self.failure)
 
     async def _drive(self) -> None:
         journal = self.journal
@@ -109,7 +110,7 @@ class DrivenExecution:
                     )
         except (StorageWriteError, StoreReadError, DeterminismError) as error:
             # Without its traceback, which would keep the frames of the flow, and this one, and so itself.
-            self._failure = error.with_traceback(None)
+            self.failure = error.with_traceback(None)
         except asyncio.CancelledError:
             if not (self._stopping or self._deps.closing.begun):
                 raise
@@ -242,7 +243,7 @@ class DrivenExecution:
         cancellation, and the threads of sync steps, are named in a warning and left behind.
         """
         self._stopping = True
-        self._failure = self._failure or error
+        self.failure = self.failure or error
         steps = {} if self._context is None else dict(self._context._live)
         if self._context is not None:
             self._context._end()

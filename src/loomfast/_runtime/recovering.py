@@ -27,6 +27,7 @@ from loomfast._runtime.driven import DrivenExecutions
 from loomfast._runtime.execution import DrivenExecution
 from loomfast._runtime.flows import FlowTable
 from loomfast._runtime.hooks import logger
+from loomfast._runtime.journal import ExecutionJournal, fenced_out
 from loomfast._runtime.recorded import read_recorded
 from loomfast.stores import Recovery
 
@@ -155,13 +156,31 @@ class Recovering:
             return
 
     def rested(self, live: DrivenExecution, state: State | None) -> None:
-        """Forget, in the background, the crashes of an execution that has come to rest."""
+        """Forget, in the background, the crashes of an execution that has come to rest.
+
+        One that could not go on has not crashed: its next recovery counts none. What another process drives
+        by now is that one's to count.
+        """
         execution_id = live.journal.execution_id
-        if execution_id not in self._counted:
-            return
+        counted = execution_id in self._counted
         self._counted.discard(execution_id)
         if state is not None:
-            self._driven.keep(self.forget(execution_id))
+            if counted:
+                self._driven.keep(self.forget(execution_id))
+        elif live.failure is not None and not fenced_out(live.failure) and not self._driven.closed:
+            self._driven.keep(self._driven.in_turn(execution_id, self.mark_stopped(live.journal)))
+
+    async def mark_stopped(self, journal: ExecutionJournal) -> None:
+        """Keep on record that an execution which is still running has not crashed. Raises nothing."""
+        execution_id = journal.execution_id
+        recoveries = self._driven.store.recoveries
+        try:
+            progress = _progress(journal.state)
+            account = await recoveries.get(execution_id)
+            await recoveries.put(recovery.stopped(account, execution_id, progress))
+        except Exception:
+            # Without the mark the next recovery counts a crash: too strict, and harmless.
+            logger.exception("execution %r could not be marked as stopped in order", execution_id)
 
     async def forget(self, execution_id: str) -> None:
         """Forget the crashes of an execution. Raises nothing: a stale account is outdated by its progress."""

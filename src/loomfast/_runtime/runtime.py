@@ -127,7 +127,7 @@ class WorkflowRuntime:
         self._history = History(
             driven, self._flows, id_factory, snapshot_every=snapshot_every, truncate=truncate
         )
-        self._closing = Closing(driven, self._history)
+        self._closing = Closing(driven, self._recovering, self._history)
         driven.at_rest = [self._history.rested, self._recovering.rested]
 
     def register(self, flow: FlowDefinition | FlowFunction) -> FlowDefinition:
