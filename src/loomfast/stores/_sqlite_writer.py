@@ -56,7 +56,7 @@ from loomfast.stores._threads import Call, Worker, deliver
 MAX_CALLS = 1_000
 MAX_EVENTS = 10_000
 MAX_HEADS = 10_000
-# How often calls are served before the write-ahead log is made long: who opens a store for less is spared it.
+# After how many rounds of calls the write-ahead log is made long: who opens a store for less is spared it.
 LENGTHEN_AFTER = 10
 
 # Rows to a statement, the most first: x 10 columns, below the limit on parameters (32,766). Few sizes, so
