@@ -382,7 +382,7 @@ class PostgresEventStore(EventStore):
             self._hand_over(action)
 
     def _hand_over(self, action: Callable[[], None]) -> None:
-        """Have that event loop do something in one of its next turns, from any thread."""
+        """Do something there in one of the loop's next turns, asked from any thread."""
         try:
             self._loop.call_soon_threadsafe(action)
         except RuntimeError:
