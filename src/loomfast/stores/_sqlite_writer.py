@@ -86,11 +86,14 @@ class Append(Call):
 
 
 class AcquireFence(Call):
-    """Raise the execution's token; answered with the new one. Refused where `held` tells of a lost lease."""
+    """Raise the execution's token; answered with the new one.
+
+    `held` tells, within the transaction, whether the lease is held that it is asked for under, if any.
+    """
 
     __slots__ = ("execution_id", "held")
 
-    def __init__(self, execution_id: str, held: Callable[[apsw.Connection], bool] | None = None) -> None:
+    def __init__(self, execution_id: str, held: Callable[[apsw.Connection], bool] | None) -> None:
         check_texts(execution_id)
         super().__init__()
         self.execution_id = execution_id
