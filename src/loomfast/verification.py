@@ -332,16 +332,16 @@ class _Verification:
     async def _due_pages(self, at_ms: int) -> AsyncIterator[list[Wake]]:
         """Yield all gates that are due. Raises `StoreReadError` where damage leads back to what was read."""
         after: Wake | None = None
-        met: Wake | None = None  # the end of some page, ever further on: a circle comes by it
+        mark: Wake | None = None  # where page 1, 2, 4, 8, … ended: a circle of any length comes back to one
         pages = 0
         while page := await self._store.timers.due_wakes(at_ms, after=after, limit=PAGE):
             after = page[-1]
-            if after == met:
+            if after == mark:
                 raise StoreReadError(None, f"the gates that are due lead back to {after.execution_id!r}")
             yield page
             pages += 1
             if not pages & (pages - 1):
-                met = after
+                mark = after
 
     async def _wakes(self) -> None:
         """Look for gates that are due and should not be, if more are than the logs have."""

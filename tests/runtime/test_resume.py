@@ -285,3 +285,20 @@ async def test_a_recorded_answer_is_not_checked_against_a_newer_schema(open_stor
         newer = lf.flow(id=two_gates.id, gates={"approve": never})(two_gates.function)
         async with runtime(store, newer) as rt:
             assert await (await rt.resume(execution, "go", 1)).result() == [{"approved": True}, 1]
+
+
+async def test_an_answer_that_the_store_could_not_write_says_what_the_store_met() -> None:
+    """SPEC 9: `__cause__` is the store's own error."""
+    met = OSError(28, "no space left")
+
+    class Full(lf.MemoryEventStore):
+        async def append_batch(self, envelopes: Any) -> None:
+            if envelopes[-1].event_type == "EXECUTION_RESUMED":
+                raise lf.StoreFullError("x", envelopes[0].sequence, "no room") from met
+            await super().append_batch(envelopes)
+
+    async with runtime(Full()) as rt:
+        await (await rt.start(two_gates, execution_id="x")).rest()
+        with pytest.raises(lf.StoreFullError) as caught:
+            await rt.resume("x", "approve", {"approved": True}, correlation_key="po-9")
+        assert caught.value.__cause__ is met

@@ -185,8 +185,10 @@ async def test_who_waits_on_another_event_loop_is_told_when_the_stores_ends(
         store = await open_postgres()
         await store.last_sequence("x")
         here.call_soon_threadsafe(opened.set_result, store)
-        await asyncio.to_thread(asked.wait) if begun else asked.wait()
-        if begun:
+        if not begun:
+            asked.wait()  # and leave the calls no turn of this loop
+        else:
+            await asyncio.to_thread(asked.wait)
             while store._writer._queue or not store._writes:
                 await asyncio.sleep(0.01)
         store._writer.terminate()  # what else would complain of its loop's end

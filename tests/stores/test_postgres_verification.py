@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from loomfast.stores._postgres_check import check_storage
+
 from .conftest import OpenPostgres
 from .programs import on_the_server
 from .whole import fill, verify
@@ -81,5 +83,17 @@ async def test_an_index_that_misses_a_row_is_found_also_by_the_server_where_it_c
             faults, _ = await verify(store)
             assert faults[1:] == unindexed
             assert faults[0].startswith("the store: index events_by_position: heap tuple ")
-            await connection.execute("DROP EXTENSION amcheck")
+            # A role that may not use it is not told that the store cannot be read.
+            schema = await connection.fetchval("SELECT current_schema()")
+            await connection.execute(
+                "CREATE SCHEMA hidden; ALTER EXTENSION amcheck SET SCHEMA hidden; CREATE ROLE onlooker;"
+                f' GRANT USAGE ON SCHEMA "{schema}" TO onlooker;'
+                f' GRANT SELECT ON ALL TABLES IN SCHEMA "{schema}" TO onlooker;'
+                " GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA hidden TO onlooker; SET ROLE onlooker"
+            )
+            assert await check_storage(connection) == []
+            await connection.execute(
+                "RESET ROLE; DROP EXTENSION amcheck; DROP SCHEMA hidden;"
+                " DROP OWNED BY onlooker; DROP ROLE onlooker"
+            )
         await connection.close()

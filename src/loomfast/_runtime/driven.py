@@ -128,7 +128,7 @@ class DrivenExecutions:
         except Exception as error:
             failure = write_error(envelopes[0].execution_id, envelopes[0].sequence, error)
             call(self.hooks.on_storage_error, failure)
-            raise failure from error
+            raise failure from failure.__cause__  # it may be `error` itself, which is no cause of its own
         self._tell(envelopes[0].execution_id)
 
     # --- leases ----------------------------------------------------------------------------------

@@ -402,14 +402,14 @@ FENCED_OUT = (
     "shares the store lease_ttl_s, or they take over from each other what is alive."
 )
 
-# What a failed write may be said to be, besides a failed write.
+# Failed writes that tell callers what is wrong with the store.
 _KINDS = (StoreBusyError, StoreFullError, StoreReadOnlyError)
 
 
 def write_error(execution_id: str, sequence: int, error: BaseException) -> StorageWriteError:
     """Return `error` as a `StorageWriteError` that names this execution and sequence.
 
-    What it says is kept: behind a decorator, which names another execution, a full disk is a full disk too.
+    Its kind, reason and doubt are kept where it names another one, as behind decorators.
     """
     if (
         isinstance(error, StorageWriteError)
@@ -417,7 +417,7 @@ def write_error(execution_id: str, sequence: int, error: BaseException) -> Stora
         and error.sequence is not None
     ):
         return error
-    if isinstance(error, StorageWriteError):  # of the write as the store knows it, or that it was part of
+    if isinstance(error, StorageWriteError):
         kind = next((kind for kind in _KINDS if isinstance(error, kind)), StorageWriteError)
         failure = kind(execution_id, sequence, error.reason)
         failure.doubtful = error.doubtful

@@ -73,7 +73,7 @@ class Starting:
         try:
             await self._driven.store.recoveries.put(recovery.stopped(None, execution_id, 0))
         except Exception:
-            # It is there, and must not be submitted again. That taking it up counts a crash is harmless.
+            # It is there, and must not be submitted again. Its first recovery counts a crash: no harm.
             logger.exception("execution %r could not be marked as submitted", execution_id)
 
     async def _drafted(

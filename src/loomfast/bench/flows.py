@@ -129,7 +129,7 @@ def stall(flows: int, rounds: int) -> dict[str, float]:
     `frozen` is the same with all that was made before kept from the garbage collector, `machine` that of a
     loop which does nothing but short callbacks: what the machine itself is late by.
     """
-    busy_s = flows / 5_000
+    busy_s = flows / 5_000  # about what the flows take
     machine = [asyncio.run(_busy(busy_s)) for _ in range(rounds)]
     lags = [_lags(flows) for _ in range(rounds)]
     gc.collect()
@@ -158,6 +158,7 @@ def _lags(flows: int) -> list[float]:
 
 
 async def _busy(seconds: float) -> list[float]:
+    """How late a timer is on a loop with nothing to do but short callbacks, one behind the other."""
     loop = asyncio.get_running_loop()
 
     def work() -> None:
@@ -274,7 +275,7 @@ async def _one_by_one(folder: str, flows: int, taken: dict[str, list[float]]) ->
                 taken[variant].append(perf_counter() - begun)
             taken["bare_two"].append(bare.commit(1) + bare.commit(EVENTS - 1))
             if value < 0:
-                taken.clear()  # until every log has its length
+                taken.clear()  # the store's log is not long yet
     bare.close()
 
 

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 import click
@@ -93,19 +93,12 @@ def worker(
             tenants=tenants,
         )
 
-    asyncio.run(_run(lambda: _opened(db, timeout_ms), make, address))
-
-
-async def _opened(db: str, timeout_ms: int | None) -> loomfast.EventStore:
-    if timeout_ms is None:
-        return await loomfast.open_store(db)
-    from loomfast.stores import PostgresEventStore
-
-    return await PostgresEventStore.open(db, timeout_ms=timeout_ms)
+    asyncio.run(_run(db, timeout_ms, make, address))
 
 
 async def _run(
-    opened: Callable[[], Awaitable[loomfast.EventStore]],
+    db: str,
+    timeout_ms: int | None,
     make: Callable[[loomfast.EventStore], loomfast.Worker],
     address: tuple[str, int] | None,
 ) -> None:
@@ -123,7 +116,7 @@ async def _run(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told, number)
     async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(await opened())
+        store = await stack.enter_async_context(await _opened(db, timeout_ms))
         worker = make(store)
         if address is not None:
             host, port = await stack.enter_async_context(_served(worker, *address))
@@ -135,6 +128,14 @@ async def _run(
     logger.info("stopped")
     if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
         _leave_threads_behind()
+
+
+async def _opened(db: str, timeout_ms: int | None) -> loomfast.EventStore:
+    if timeout_ms is None:
+        return await loomfast.open_store(db)
+    from loomfast.stores import PostgresEventStore
+
+    return await PostgresEventStore.open(db, timeout_ms=timeout_ms)
 
 
 def _leave_threads_behind() -> None:

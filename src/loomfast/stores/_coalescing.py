@@ -162,10 +162,8 @@ class CoalescingEventStore(EventStoreDecorator):
         if self._closed:
             raise StoreClosedError(envelopes[0].execution_id, "the coalescing store has been closed")
         loop = asyncio.get_running_loop()
+        self._outlive()
         if self._flusher is None:
-            self._loop = loop
-        elif self._ended():
-            self._forget()
             self._loop = loop
         elif self._loop is not loop:
             raise BadInputError("a coalescing store belongs to one event loop: make one for each")
@@ -181,16 +179,16 @@ class CoalescingEventStore(EventStoreDecorator):
 
     async def close(self) -> None:
         self._closed = True
-        if self._ended():
-            self._forget()
+        self._outlive()
         self._end_linger()
         if self._flusher is not None:
             await asyncio.wait((self._flusher,))
         await self.inner.close()
 
-    def _ended(self) -> bool:
-        """Whether the event loop was closed under the flusher: nobody waits for what it has not written."""
-        return self._flusher is not None and self._loop is not None and self._loop.is_closed()
+    def _outlive(self) -> None:
+        """Forget what was left unwritten when the event loop was closed under the flusher: nobody waits."""
+        if self._flusher is not None and self._loop is not None and self._loop.is_closed():
+            self._forget()
 
     def _forget(self) -> None:
         """Be as before the first append."""
@@ -267,7 +265,7 @@ class CoalescingEventStore(EventStoreDecorator):
             self._reject_all()
 
     def _reject_all(self) -> None:
-        """Nothing is left, unless the loop is ending: then nobody will write it."""
+        """Tell those who are left, which there are only if the loop is ending, that nobody will write."""
         for append in (*self._under_way, *self._queue, *self._before):
             append.reject(
                 StoreClosedError(append.envelopes[0].execution_id, "the event loop ended while it waited")

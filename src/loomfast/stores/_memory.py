@@ -31,7 +31,7 @@ from loomfast.stores._memory_snapshots import MemorySnapshotStore
 from loomfast.stores._memory_timers import MemoryTimerStore
 from loomfast.stores._spi import EventStore, ExecutionSummary, PositionedEvent
 from loomfast.stores._spi_arguments import check_some, check_texts, limit_of, position_of, range_of
-from loomfast.stores._spi_leases import Lease, held_as
+from loomfast.stores._spi_leases import Lease, key_and_token
 
 # How many events are folded, or copied, before the event loop gets its turn.
 _SLICE = 1_000
@@ -164,7 +164,7 @@ class MemoryEventStore(EventStore):
         return page
 
     async def acquire_fence(self, execution_id: str, *, lease: Lease | None = None) -> int:
-        under = held_as(lease)
+        under = key_and_token(lease)
         with self._shared.lock:
             self._shared.check_open(execution_id)
             if under is not None and not self._leases.holds(*under):

@@ -63,7 +63,7 @@ from loomfast.stores._postgres_waking import Listener
 from loomfast.stores._postgres_writer import LOOP_ENDED, Task, Write, Writer
 from loomfast.stores._spi import EventStore, ExecutionSummary, PositionedEvent
 from loomfast.stores._spi_arguments import check_some, check_texts, limit_of, position_of, range_of
-from loomfast.stores._spi_leases import Lease, held_as
+from loomfast.stores._spi_leases import Lease, key_and_token
 from loomfast.stores._threads import Call
 
 T = TypeVar("T")
@@ -219,7 +219,7 @@ class PostgresEventStore(EventStore):
 
     async def acquire_fence(self, execution_id: str, *, lease: Lease | None = None) -> int:
         self._check_usable(execution_id)
-        token: int = await self._submit(AcquireFence(execution_id, held_as(lease)))
+        token: int = await self._submit(AcquireFence(execution_id, key_and_token(lease)))
         return token
 
     async def read_all(self, after: int = 0, *, limit: int = 1000) -> list[PositionedEvent]:
@@ -382,7 +382,7 @@ class PostgresEventStore(EventStore):
             self._hand_over(action)
 
     def _hand_over(self, action: Callable[[], None]) -> None:
-        """Have that event loop do something in one of its next turns, from any thread."""
+        """Do something there in one of the loop's next turns, asked from any thread."""
         try:
             self._loop.call_soon_threadsafe(action)
         except RuntimeError:

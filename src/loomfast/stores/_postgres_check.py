@@ -34,7 +34,8 @@ _NAMELESS: Final = (
 _AMCHECK: Final = (
     "SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace"
     " JOIN pg_proc p ON p.pronamespace = n.oid AND p.proname = 'bt_index_check' AND p.pronargs = 2"
-    " WHERE e.extname = 'amcheck' AND has_function_privilege(p.oid, 'EXECUTE')"
+    " WHERE e.extname = 'amcheck' AND has_schema_privilege(n.oid, 'USAGE')"
+    " AND has_function_privilege(p.oid, 'EXECUTE')"
 )
 _INDEXES: Final = (
     "SELECT c.oid, c.relname FROM pg_class c JOIN pg_am a ON a.oid = c.relam"

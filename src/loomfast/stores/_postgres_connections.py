@@ -116,7 +116,7 @@ class _OwnConnection(asyncpg.Connection):
 class Patience:
     """Waiting between attempts, longer each time, until `limit_s` is over.
 
-    It runs from `since`, a time of the event loop: now, unless somebody has waited for longer.
+    That runs from now, or from `since`, a time of the event loop, for who has waited already.
     """
 
     def __init__(self, limit_s: float, since: float | None = None) -> None:
@@ -126,7 +126,7 @@ class Patience:
 
     @property
     def over(self) -> bool:
-        """Whether the limit is over."""
+        """Whether `wait` would wait no more."""
         return self._loop.time() >= self._deadline
 
     async def wait(self) -> bool:

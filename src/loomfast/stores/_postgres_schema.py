@@ -22,10 +22,10 @@ reader.
 group; if not, it writes nothing and returns those that stand elsewhere, and the caller judges again.
 
 `append_under` is `append` for a group with fences that are asked for under leases: it looks first, under the
-same lock, whether these are held, and returns those that are not, with nothing written. Whoever has taken a
-lease over acts on it by an append or a fence, and so under this lock, behind their acquisition. So the look
-finds the lease taken over by everybody whom the fence could stop. No row of `leases` is locked: renewals wait
-for nobody.
+same lock, whether these are held. If not, it writes nothing and returns those that are lost: the `key`, the
+token as `number`, and no `last_sequence`, which every head has. Whoever has taken a lease over acts on it by
+an append or a fence, and so under this lock, behind their acquisition. So the look finds the lease taken over
+by everybody whom the fence could stop. No row of `leases` is locked: renewals wait for nobody.
 
 Migrations run in order, in the one transaction that also raises the version, under a lock of the schema's
 name; whoever loses the race finds the version raised and does nothing. A migration, once released, is never

@@ -99,8 +99,8 @@ class Writer:
         self._connection: Connection | None = connection
         self._ledger = Ledger()
         self._queue: deque[tuple[Write | Task, float]] = deque()  # and when they came
-        self._lost_since = 0.0  # when the connection that there is not was lost
-        self._lost: Exception | None = None  # why it could not be made anew
+        self._lost_since = 0.0  # when the last connection that was lost was
+        self._unreachable: Exception | None = None  # why it could not be made anew
         self._task: asyncio.Task[None] | None = None
         self._answers: deque[tuple[Call, Any]] = deque()
         self._answering = False
@@ -278,14 +278,14 @@ class Writer:
     async def _connected(self, patience: Patience) -> Connection:
         """Return the connection, made anew if need be; not if that has failed, and patience is over."""
         if self._connection is None or self._connection.is_closed():
-            if self._lost is not None and patience.over:
-                raise self._lost.with_traceback(None)
+            if self._unreachable is not None and patience.over:
+                raise self._unreachable.with_traceback(None)
             try:
                 self._connection = await self._connections.connect()
             except Exception as error:
-                self._lost = error.with_traceback(None)
+                self._unreachable = error.with_traceback(None)
                 raise
-            self._lost = None
+            self._unreachable = None
         return self._connection
 
     async def _settled(self, connection: Connection, calls: Sequence[Write]) -> Outcomes:
@@ -330,10 +330,7 @@ class Writer:
         return group
 
     async def _write(self, connection: Connection, calls: Sequence[Write], group: Group) -> bool:
-        """Write a group; False, with nothing written, if heads stood elsewhere or leases are lost.
-
-        These are learned then.
-        """
+        """Write a group; False, with nothing written, if heads or leases were not as thought: learned."""
         first = True
         for statement, arguments in group.statements():
             rows = await connection.fetch(statement, *arguments)
@@ -346,13 +343,14 @@ class Writer:
         return True
 
     def _learn(self, calls: Sequence[Write], rows: Sequence[Any]) -> None:
-        """Learn which leases are lost, by their keys and tokens, or else where heads stand."""
-        lost = {(row[0], row[1]) for row in rows if row[4] is None}
-        for call in calls:
-            if isinstance(call, AcquireFence):
-                call.lost = call.lost or call.under in lost
+        """Learn which leases are lost, or else where heads stand: the rows are all of one kind."""
+        lost = {(row["key"], row["number"]) for row in rows if row["last_sequence"] is None}
         if not lost:
             self._ledger.learn(_concerned(calls), rows)
+            return
+        for call in calls:
+            if isinstance(call, AcquireFence) and call.under in lost:
+                call.lost = True
 
     async def _written(self, connection: Connection, calls: Sequence[Write]) -> set[Write]:
         """Which of the doubtful calls have been committed after all."""

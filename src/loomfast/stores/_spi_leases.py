@@ -22,7 +22,7 @@ The guarantees go on from those of `_spi_branches.py`:
     `get` answer by it, at the moment that they look.
 21. What `acquire`, `renew` and `release` returned is durable as an append is.
 
-And one that is younger than those of the other files, whose numbers it goes on from:
+And, behind those of all files:
 
 26. A fence that is asked for under a lease is given only if the lease is held as `renew` would find it: by
     its key and token, and by the store's clock; otherwise nothing changes. The look and the fence are one
@@ -103,8 +103,8 @@ def check_keys(keys: Sequence[str]) -> None:
     check_texts(*keys)
 
 
-def held_as(lease: Lease | None) -> tuple[str, int] | None:
-    """The key and token of a lease that a fence is asked for under. Raises as `named`."""
+def key_and_token(lease: Lease | None) -> tuple[str, int] | None:
+    """The key and token of the lease that a fence is asked for under, if any. Raises as `named`."""
     return None if lease is None else named((lease,))[0]
 
 

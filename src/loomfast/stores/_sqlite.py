@@ -23,7 +23,7 @@ from loomfast.stores._admission import refuse_unstorable
 from loomfast.stores._forking import Copier, check_branch, check_cut
 from loomfast.stores._spi import EventStore, ExecutionSummary, PositionedEvent
 from loomfast.stores._spi_arguments import check_some, limit_of, position_of, range_of
-from loomfast.stores._spi_leases import Lease, held_as
+from loomfast.stores._spi_leases import Lease, key_and_token
 from loomfast.stores._sqlite_branches import SqliteBranchRegistry
 from loomfast.stores._sqlite_check import check_storage
 from loomfast.stores._sqlite_compaction import CopyPrefix, TruncatePrefix
@@ -164,7 +164,7 @@ class SqliteEventStore(EventStore):
         return page
 
     async def acquire_fence(self, execution_id: str, *, lease: Lease | None = None) -> int:
-        under = held_as(lease)
+        under = key_and_token(lease)
         held = None if under is None else partial(is_held, key=under[0], token=under[1], now_ms=self._now_ms)
         token: int = await self._write(execution_id, AcquireFence(execution_id, held))
         return token

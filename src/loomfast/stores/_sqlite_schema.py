@@ -1,7 +1,7 @@
 """How a connection to the SQLite store's database is opened, and what its tables are like.
 
-What lives here: the pragmas, taking the write lock, migrating, and telling our files from others'. What must
-not: the tables themselves (`_sqlite_migrations.py`), rows of events.
+What lives here: the pragmas, the length of the write-ahead log, taking the write lock, migrating, and telling
+our files from others'. What must not: the tables themselves (`_sqlite_migrations.py`), rows of events.
 
 The driver is apsw, chosen by measurement over the standard library's `sqlite3` (`loomfast bench driver`):
 rows are fetched and inserted more than twice as fast, and a replay beside a busy event loop keeps more of its
@@ -179,11 +179,11 @@ def _version(connection: apsw.Connection, path: str, create: bool) -> int:
 
 
 def lengthen_log(connection: apsw.Connection, path: str) -> None:
-    """Make a short write-ahead log as long as it becomes before it is written into the database and reused.
+    """Make the write-ahead log at once as long as commits make it before SQLite begins it anew.
 
-    A commit that lengthens a file waits for the file system's own log too: several times as long. What makes
-    it longer is a row too large for the cache, which is taken back: it takes a few milliseconds. Nothing
-    happens if there is no room for it.
+    A commit that lengthens a file waits for the file system's journal too: several times as long. What makes
+    it long is a row too large for the cache, which is taken back. It takes a few milliseconds. Without room
+    for it nothing happens.
     """
     try:
         pages: int = connection.pragma("wal_autocheckpoint")

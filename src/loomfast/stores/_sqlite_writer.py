@@ -56,7 +56,7 @@ from loomfast.stores._threads import Call, Worker, deliver
 MAX_CALLS = 1_000
 MAX_EVENTS = 10_000
 MAX_HEADS = 10_000
-# How often calls are served before the write-ahead log is made long: who opens a store for less is spared it.
+# After how many rounds of calls the write-ahead log is made long: who opens a store for less is spared it.
 LENGTHEN_AFTER = 10
 
 # Rows to a statement, the most first: x 10 columns, below the limit on parameters (32,766). Few sizes, so
@@ -86,11 +86,14 @@ class Append(Call):
 
 
 class AcquireFence(Call):
-    """Raise the execution's token; answered with the new one. Refused where `held` tells of a lost lease."""
+    """Raise the execution's token; answered with the new one.
+
+    `held` tells, within the transaction, whether the lease is held that it is asked for under, if any.
+    """
 
     __slots__ = ("execution_id", "held")
 
-    def __init__(self, execution_id: str, held: Callable[[apsw.Connection], bool] | None = None) -> None:
+    def __init__(self, execution_id: str, held: Callable[[apsw.Connection], bool] | None) -> None:
         check_texts(execution_id)
         super().__init__()
         self.execution_id = execution_id

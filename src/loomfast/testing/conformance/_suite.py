@@ -33,6 +33,8 @@ pytest.register_assert_rewrite(f"{__package__}.suites")
 
 # No test waits for anything that takes this long: it hangs.
 TEST_LIMIT_S = 120
+# For leases that are to outlast their test.
+LONG_S = 3600.0
 
 
 def guarantee(*numbers: int, needs: Need | None = None) -> Callable[[Test], Callable[..., None]]:

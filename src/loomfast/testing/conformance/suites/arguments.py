@@ -11,11 +11,10 @@ from loomfast._core.snapshots import snapshot_of
 from loomfast._errors import BadInputError, LeaseLostError
 from loomfast._kernels import fold_events
 from loomfast.stores import EventStore, Lease, Recovery, ScheduleRow, Wake
-from loomfast.testing.conformance._suite import Conformance, guarantee
+from loomfast.testing.conformance._suite import LONG_S, Conformance, guarantee
 from loomfast.testing.conformance.logs import event, log, parked
 
 FAR: Final = 2**80
-LONG_S: Final = 3600.0
 
 Calls: TypeAlias = dict[str, Callable[[EventStore, Any], Awaitable[Any]]]
 

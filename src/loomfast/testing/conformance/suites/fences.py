@@ -9,11 +9,8 @@ import pytest
 from loomfast._errors import DuplicateSequenceError, LeaseLostError, StaleFenceError
 from loomfast._kernels import Envelope
 from loomfast.stores import EventStore, Lease
-from loomfast.testing.conformance._suite import Conformance, guarantee
+from loomfast.testing.conformance._suite import LONG_S, Conformance, guarantee
 from loomfast.testing.conformance.logs import event, log
-
-# A time, in seconds, that no test lasts.
-LONG_S = 3600.0
 
 
 async def taken(store: EventStore, key: str, owner: str, ttl_s: float = LONG_S) -> Lease:

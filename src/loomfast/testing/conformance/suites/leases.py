@@ -7,10 +7,7 @@ import asyncio
 import pytest
 
 from loomfast._errors import BadInputError
-from loomfast.testing.conformance._suite import Conformance, guarantee
-
-# A time, in seconds, that no test lasts.
-LONG_S = 3600.0
+from loomfast.testing.conformance._suite import LONG_S, Conformance, guarantee
 
 
 class LeaseConformance(Conformance):
