@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import loomfast as lf
-from loomfast._runtime import waiting
+from loomfast._runtime import polling
 from tests.conftest import OpenStore
 from tests.runtime.harness import DyingStore, runtime, turns
 
@@ -33,7 +33,7 @@ async def tell(ctx: lf.WorkflowContext, words: int) -> str:
 @pytest.fixture
 def never_polled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a poll take for ever: whoever is not told of a change hangs."""
-    monkeypatch.setattr(waiting, "POLL_S", 1_000_000)
+    monkeypatch.setattr(polling, "POLL_S", 1_000_000)
 
 
 async def collected(events: AsyncIterator[lf.Envelope], until: str | None = None) -> list[int]:

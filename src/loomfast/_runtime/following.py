@@ -22,8 +22,8 @@ from loomfast._core.arguments import count_argument
 from loomfast._errors import BadInputError, BeyondLogError, UnknownExecutionError
 from loomfast._events import END_STATUS
 from loomfast._kernels import Envelope
-from loomfast._runtime.clock import done_within
 from loomfast._runtime.journal import fenced_out
+from loomfast._runtime.polling import Polling
 
 if TYPE_CHECKING:
     import asyncio
@@ -62,7 +62,6 @@ class ExecutionEvents:
         rest: Rest | None,
         *,
         page_events: int,
-        poll_s: float,
     ) -> None:
         if after is not None and (type(after) is not int or after < 0):
             raise BadInputError(f"after={after!r}: must be the sequence of an event, 0 or more, or None")
@@ -71,7 +70,7 @@ class ExecutionEvents:
         self.sequence = after
         self._driven = driven
         self._page_events = page_events
-        self._poll_s = poll_s
+        self._polling = Polling(driven.deps.clock)
         self._rest = rest  # of the run that was driven here last
         self._page: deque[Envelope] = deque()
         self._reached = False  # the log is known to hold `sequence`
@@ -114,6 +113,7 @@ class ExecutionEvents:
         if page:
             self._reached = True
             self._page.extend(page)
+            self._polling.found()
             return
         if not self._reached:
             await self._reach(live)
@@ -124,7 +124,7 @@ class ExecutionEvents:
         elif failure is not None and not fenced_out(failure):
             raise failure
         else:
-            await done_within(self._driven.deps.clock, self._poll_s, told)
+            await self._polling.pause(told)
 
     async def _reach(self, live: DrivenExecution | None) -> None:
         """Say what it means that the first look found nothing."""

@@ -5,20 +5,22 @@ What lives here: `Waiting`, behind every handle. What must not: anything that ch
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Collection
 
 from loomfast._errors import LeaseLostError, StorageWriteError, UnknownExecutionError
 from loomfast._kernels import State
-from loomfast._runtime.clock import done_within
 from loomfast._runtime.driven import DrivenExecutions
 from loomfast._runtime.execution import DrivenExecution
 from loomfast._runtime.following import ExecutionEvents
 from loomfast._runtime.handle import ExecutionHandle
+from loomfast._runtime.hooks import logger
 from loomfast._runtime.journal import fenced_out
+from loomfast._runtime.polling import Polling
 from loomfast._runtime.rest import Rest
 
-# How often a waiter looks for what another process has written.
-POLL_S = 0.25
+# How long, in milliseconds, a gate may be due before whoever waits for its execution hears of it.
+OVERDUE_MS = 5_000
 
 
 class Waiting:
@@ -35,9 +37,7 @@ class Waiting:
         self, execution_id: str, after: int | None, rest: Rest | None, page_events: int
     ) -> ExecutionEvents:
         """Return an iterator over the events of an execution; `rest` is of the run that its handle began."""
-        return ExecutionEvents(
-            self._driven, execution_id, after, rest, page_events=page_events, poll_s=POLL_S
-        )
+        return ExecutionEvents(self._driven, execution_id, after, rest, page_events=page_events)
 
     async def reach(
         self,
@@ -47,12 +47,14 @@ class Waiting:
     ) -> State:
         """Wait until the execution has one of `statuses`, durably, and return its state.
 
-        An execution driven elsewhere is looked at every `POLL_S` seconds, and when the store tells of it; so
-        is one that was driven here and has been fenced out, by whoever waits for more than `rest`, the run
+        An execution driven elsewhere is looked at now and then (`Polling`), and when the store tells of it;
+        so is one that was driven here and has been fenced out, by whoever waits for more than `rest`, the run
         that its handle began. Raises `UnknownExecutionError`, what keeps an execution driven here from
         resting (see `DrivenExecution`), and the failure of `rest`, once nobody here drives the execution.
         """
         state: State | None
+        polling = Polling(self._driven.deps.clock)
+        overdue = False
         while True:
             live = self._driven.live(execution_id)
             if live is not None:
@@ -74,4 +76,23 @@ class Waiting:
                     raise rest.failure
                 if state is None:
                     raise UnknownExecutionError(execution_id)
-                await done_within(self._driven.deps.clock, POLL_S, watcher)
+                overdue = overdue or self._overdue(state)
+                await polling.pause(watcher)
+
+    def _overdue(self, state: State) -> bool:
+        """Tell whether a timer has been due for a while, and say so: it may be that none runs anywhere."""
+        wake_at = None if state.pending is None else state.pending.wake_at
+        if wake_at is None or self._driven.deps.clock.now_ms() - wake_at < OVERDUE_MS:
+            return False
+        logger.warning(
+            "execution %r is waited for, and has been due since %s: nothing wakes it. Run a TimerService"
+            " beside this runtime, or a `loomfast worker` on this store",
+            state.execution_id,
+            _time(wake_at),
+        )
+        return True
+
+
+def _time(at_ms: int) -> str:
+    at = datetime.datetime.fromtimestamp(0, datetime.UTC) + datetime.timedelta(milliseconds=at_ms)
+    return at.isoformat(timespec="milliseconds")

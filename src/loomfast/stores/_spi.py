@@ -81,11 +81,16 @@ class EventStore(ABC):
         return self
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Whoever changes how appends go changes how writes go."""
+        """Whoever changes how batches go changes how single appends go, and either changes how writes go.
+
+        What is inherited would skip the change.
+        """
         super().__init_subclass__(**options)
         own = cls.__dict__
+        if "append" not in own and "append_batch" in own:
+            cls.append = EventStore.append  # type: ignore[method-assign]
         if "write" not in own and ("append" in own or "append_batch" in own):
-            cls.write = EventStore.write  # type: ignore[method-assign]  # what is inherited skips the new append
+            cls.write = EventStore.write  # type: ignore[method-assign]
 
     async def append(self, envelope: Envelope) -> None:
         """Append one event.
