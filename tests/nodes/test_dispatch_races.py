@@ -72,6 +72,16 @@ async def race(
     return list(await asyncio.gather(dispatched("A"), dispatched("B"))), effects.runs
 
 
+def takes_over(order: tuple[str, ...]) -> bool:
+    return order[:3] in (("A.fence", "A.look", "A.write"), ("B.fence", "B.look", "B.write"))
+
+
+def check_decided(order: tuple[str, ...], both: list[lf.Dispatched]) -> None:
+    """One brings it to rest. Who was fenced out in the middle may hear of that, or of the rest, first."""
+    decided = outcomes(both)
+    assert decided == ["rested", "superseded"] or (takes_over(order) and decided == ["rested"] * 2), order
+
+
 async def test_in_no_order_of_a_racing_first_dispatch_is_a_live_runner_fenced_out_with_nobody_driving(
     open_store: OpenStore,
 ) -> None:
@@ -80,9 +90,8 @@ async def test_in_no_order_of_a_racing_first_dispatch_is_a_live_runner_fenced_ou
         runs = []
         for order in orders():
             both, ran = await race(store, "-".join(order), order)
-            assert outcomes(both) == ["rested", "superseded"], order
-            takes_over = order[:3] in (("A.fence", "A.look", "A.write"), ("B.fence", "B.look", "B.write"))
-            assert ran == (2 if takes_over else 1), order
+            check_decided(order, both)
+            assert ran == (2 if takes_over(order) else 1), order
             await check_whole(store, "-".join(order))
             runs.append(ran)
         assert runs.count(1) == 18
@@ -93,7 +102,7 @@ async def test_behind_decorators_of_their_own_it_is_the_same(stack: str) -> None
     async with lf.MemoryEventStore() as store:
         for order in orders():
             both, ran = await race(store, "-".join(order), order, STACKS[stack])
-            assert outcomes(both) == ["rested", "superseded"], order
+            check_decided(order, both)
             assert ran <= 2, order
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -45,9 +46,9 @@ def test_who_waits_for_long_looks_seldom_and_hears_soon_again_once_something_hap
             await (await here.start(asks, execution_id="x")).rest()
             waiting = asyncio.create_task(here.handle("x").result())
             await asyncio.sleep(600)
-            pauses = [after - before for before, after in zip(looked.at_s, looked.at_s[1:], strict=False)]
+            pauses = [after - before for before, after in pairwise(looked.at_s)]
             assert pauses[0] == pytest.approx(0.25, abs=0.01)
-            assert all(after > before - 0.001 for before, after in zip(pauses, pauses[1:], strict=False))
+            assert all(after > before - 0.001 for before, after in pairwise(pauses))
             assert pauses[-1] == pytest.approx(2.0, abs=0.01)
             await there.resume("x", "go", 7)
             answered_s = now_s()
