@@ -150,7 +150,25 @@ cdef bint _same(object one, object other, tuple names) except -1:
 @cython.freelist(64)
 @cython.auto_pickle(False)
 cdef class Envelope:
-    """One event of a log; see the twin for its attributes. The constructor trusts its arguments."""
+    """One event of a log.
+
+    The constructor trusts its arguments: stores and the journal use it, whose bytes were checked when they
+    were first made. `Envelope.make` and `Envelope.from_json` check everything.
+
+    - `id` (str): `<executionId>-<sequence>`
+    - `execution_id` (str): whose log it is in
+    - `sequence` (int): its place there, from 0
+    - `event_type` (str): the name of a kernel fact such as `STEP_COMPLETED`, or the domain event's own
+    - `kind` (int): that name as a number, see `loomfast._events`
+    - `subject` (str | None): what it is looked up by: a step's key, a decision's id, a domain event's type
+    - `timestamp` (int): when it was made, ms since the epoch
+    - `payload` (Any): what it says, as plain Python values
+    - `body` (bytes | Opaque | None): the payload as persisted JSON; None where a replay did not fetch it
+    - `stamp` (int | None): the digest of a flow-level emit
+    - `fence` (int | None): the fencing token of whoever wrote it
+    - `extra` (bytes | None): all other metadata, as persisted JSON
+    - `metadata` (dict[str, Any]): all metadata, `fence` and `flowEmit` included
+    """
 
     def __init__(
         self,
@@ -242,7 +260,16 @@ cdef u64 _checked_stamp(object stamp) except? 0:
 @cython.freelist(64)
 @cython.auto_pickle(False)
 cdef class Step:
-    """What the log knows of one step key: its latest start, and its outcome."""
+    """What the log knows of one step key: its latest start, and its outcome.
+
+    - `phase` (str): `open`, `completed`, `failed`, `cancelled` or `in-doubt`
+    - `sequence` (int): that of its latest event
+    - `attempt` (int): the number of its latest attempt, from 1; 0 for an outcome without a start
+    - `input_digest` (str | None): the digest of what the latest attempt was asked
+    - `served` (bool): whether a re-run is answered from the log
+    - `output` (Any), `error` (dict): of a completed step, of a failed one; `BadInputError` for any other
+    - `started`, `outcome` (bytes | None): bodies of its latest STEP_STARTED and of its outcome
+    """
 
     cdef readonly object phase
     cdef readonly long long sequence
@@ -292,6 +319,9 @@ cdef class Step:
             return NotImplemented
         return _same(self, other, ("outcome", "phase", "sequence", "started"))
 
+    def __repr__(self):
+        return f"<Step {self.phase} at {self.sequence}>"
+
 
 @cython.final
 @cython.no_gc
@@ -330,7 +360,17 @@ cdef Decision _decision(long long sequence, object body):
 @cython.freelist(16)
 @cython.auto_pickle(False)
 cdef class Gate:
-    """One gate, pending or passed; see the twin for its attributes."""
+    """One gate, pending or passed.
+
+    - `ordinal` (int): its number among the gates of its execution, from 0
+    - `on` (str): the type of the event that passes it
+    - `correlation_key` (str | None): what an answer must name to fit it
+    - `wake_at` (int | None): when a timer passes it, ms since the epoch
+    - `payload` (Any): the answer; `BadInputError` before there is one
+    - `sequence` (int): that of the latest event that concerns it
+    - `opened` (bytes): the body of its EXECUTION_SUSPENDED
+    - `answer` (bytes | None): the body of the event that passes it; None until that is logged
+    """
 
     cdef readonly object ordinal
     cdef readonly object on
@@ -367,13 +407,32 @@ cdef class Gate:
             return NotImplemented
         return _same(self, other, ("answer", "on", "opened", "ordinal", "sequence"))
 
+    def __repr__(self):
+        standing = "open" if self.answer is None else "answered"
+        return f"<Gate {self.ordinal} on {self.on}, {standing} at {self.sequence}>"
+
 
 @cython.final
 @cython.no_gc
 @cython.freelist(64)
 @cython.auto_pickle(False)
 cdef class State:
-    """What a log amounts to; see the twin for its attributes. A value once `fold_events` has returned it."""
+    """What a log amounts to. A value: nothing changes it once `fold_events` has returned it.
+
+    - `execution_id` (str), `flow_id` (str), `flow_version` (str): what was started
+    - `sequence` (int): that of the last folded event
+    - `status` (str): `running`, `suspended`, `completed`, `failed` or `cancelled`
+    - `input` (Any): what it was started with
+    - `output` (Any), `error` (dict), `reason` (Any): how it ended: completed, failed or cancelled;
+      `BadInputError` for the other two, and while it lives
+    - `pending` (Gate | None): the open gate
+    - `gates` (Table): passed gates, ordinal -> `Gate`
+    - `steps` (Table): key -> `Step`
+    - `decisions` (Table): id -> `Decision`
+    - `in_doubt` (int): how many steps are parked in doubt
+    - `emits` (Trie): digest -> how many stamped emits of it the log holds
+    - `started` (bytes), `ended` (bytes | None): bodies of the first and of the final EXECUTION_* event
+    """
 
     cdef readonly object execution_id
     cdef readonly long long sequence

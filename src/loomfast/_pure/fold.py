@@ -96,10 +96,19 @@ class Envelope:
     The constructor trusts its arguments: stores and the journal use it, whose bytes were checked when they
     were first made. `Envelope.make` and `Envelope.from_json` check everything.
 
-    Attributes: `execution_id`, `sequence` (from 0), `kind` (see `loomfast._events`), `event_type`, `subject`,
-    `body` (the payload as persisted JSON bytes, an `Opaque`, or None where a replay did not fetch it),
-    `timestamp` (ms), `stamp` (the flow-emit digest as an int, or None), `fence` (the writer's fencing token,
-    or None), `extra` (all other metadata as persisted JSON bytes, or None).
+    - `id` (str): `<executionId>-<sequence>`
+    - `execution_id` (str): whose log it is in
+    - `sequence` (int): its place there, from 0
+    - `event_type` (str): the name of a kernel fact such as `STEP_COMPLETED`, or the domain event's own
+    - `kind` (int): that name as a number, see `loomfast._events`
+    - `subject` (str | None): what it is looked up by: a step's key, a decision's id, a domain event's type
+    - `timestamp` (int): when it was made, ms since the epoch
+    - `payload` (Any): what it says, as plain Python values
+    - `body` (bytes | Opaque | None): the payload as persisted JSON; None where a replay did not fetch it
+    - `stamp` (int | None): the digest of a flow-level emit
+    - `fence` (int | None): the fencing token of whoever wrote it
+    - `extra` (bytes | None): all other metadata, as persisted JSON
+    - `metadata` (dict[str, Any]): all metadata, `fence` and `flowEmit` included
     """
 
     __slots__ = (
@@ -202,8 +211,13 @@ class Envelope:
 class Step:
     """What the log knows of one step key: its latest start, and its outcome.
 
-    `phase` is one of `open`, `completed`, `failed`, `cancelled`, `in-doubt`; `sequence` is that of the latest
-    event. `started` and `outcome` are bodies; the properties parse them when asked.
+    - `phase` (str): `open`, `completed`, `failed`, `cancelled` or `in-doubt`
+    - `sequence` (int): that of its latest event
+    - `attempt` (int): the number of its latest attempt, from 1; 0 for an outcome without a start
+    - `input_digest` (str | None): the digest of what the latest attempt was asked
+    - `served` (bool): whether a re-run is answered from the log
+    - `output` (Any), `error` (dict): of a completed step, of a failed one; `BadInputError` for any other
+    - `started`, `outcome` (bytes | None): bodies of its latest STEP_STARTED and of its outcome
     """
 
     __slots__ = ("outcome", "phase", "sequence", "started")
@@ -255,6 +269,9 @@ class Step:
 
     __hash__ = None  # type: ignore[assignment]  # a record, compared and never looked up
 
+    def __repr__(self) -> str:
+        return f"<Step {self.phase} at {self.sequence}>"
+
 
 class Decision:
     """A recorded decision; `body` is the payload of its DECISION_RECORDED."""
@@ -281,8 +298,14 @@ class Decision:
 class Gate:
     """One gate, pending or passed.
 
-    `opened` is the body of its EXECUTION_SUSPENDED, `answer` the body of the event that passes it (None until
-    that is logged), `sequence` that of the latest of these events.
+    - `ordinal` (int): its number among the gates of its execution, from 0
+    - `on` (str): the type of the event that passes it
+    - `correlation_key` (str | None): what an answer must name to fit it
+    - `wake_at` (int | None): when a timer passes it, ms since the epoch
+    - `payload` (Any): the answer; `BadInputError` before there is one
+    - `sequence` (int): that of the latest event that concerns it
+    - `opened` (bytes): the body of its EXECUTION_SUSPENDED
+    - `answer` (bytes | None): the body of the event that passes it; None until that is logged
     """
 
     __slots__ = ("answer", "on", "opened", "ordinal", "sequence")
@@ -320,15 +343,27 @@ class Gate:
 
     __hash__ = None  # type: ignore[assignment]  # a record, compared and never looked up
 
+    def __repr__(self) -> str:
+        standing = "open" if self.answer is None else "answered"
+        return f"<Gate {self.ordinal} on {self.on}, {standing} at {self.sequence}>"
+
 
 class State:
-    """What a log amounts to. A value: nothing changes it once it is made.
+    """What a log amounts to. A value: nothing changes it once `fold_events` has returned it.
 
-    `execution_id`; `sequence` of the last folded event; `status`: `running`, `suspended`, `completed`,
-    `failed` or `cancelled`; `started` and `ended`: bodies of the first and the final EXECUTION_* event
-    (`ended` is None while it lives); `steps`: key -> `Step`; `decisions`: id -> `Decision`; `gates`: ordinal
-    -> passed `Gate`; `pending`: the open `Gate`, or None; `in_doubt`: how many steps are parked in doubt;
-    `emits`: digest -> how many stamped emits the log holds.
+    - `execution_id` (str), `flow_id` (str), `flow_version` (str): what was started
+    - `sequence` (int): that of the last folded event
+    - `status` (str): `running`, `suspended`, `completed`, `failed` or `cancelled`
+    - `input` (Any): what it was started with
+    - `output` (Any), `error` (dict), `reason` (Any): how it ended: completed, failed or cancelled;
+      `BadInputError` for the other two, and while it lives
+    - `pending` (Gate | None): the open gate
+    - `gates` (Table): passed gates, ordinal -> `Gate`
+    - `steps` (Table): key -> `Step`
+    - `decisions` (Table): id -> `Decision`
+    - `in_doubt` (int): how many steps are parked in doubt
+    - `emits` (Trie): digest -> how many stamped emits of it the log holds
+    - `started` (bytes), `ended` (bytes | None): bodies of the first and of the final EXECUTION_* event
     """
 
     __slots__ = (
