@@ -407,13 +407,13 @@ class StoreClosedError(StorageError):
 
 
 class StoreMissingError(StorageError):
-    """There is no store at the path, or of the schema, and none was to be made."""
+    """There is no store at the path, or of the schema, and none was to be made, or none can be there."""
 
     code = "store-missing"
     hint = "Check where it should be; nothing was created."
 
-    def __init__(self, path: str) -> None:
-        super().__init__(None, f"{path}: no loomfast store is there")
+    def __init__(self, path: str, reason: str = "no loomfast store is there") -> None:
+        super().__init__(None, f"{path}: {reason}")
         self.path = path
 
 

@@ -13,11 +13,10 @@ from loomfast._errors import (
     BadInputError,
     NotAStoreError,
     StaleFenceError,
-    StorageError,
     StoreMissingError,
     StoreTooNewError,
 )
-from loomfast.stores import SqliteEventStore
+from loomfast.stores import EventStore, PostgresEventStore, SqliteEventStore
 from loomfast.stores import _sqlite_schema as schema
 from loomfast.stores._sqlite_migrations import MIGRATIONS
 
@@ -119,8 +118,6 @@ async def test_options_are_checked(path: Path) -> None:
 
 
 async def test_what_is_no_database_of_ours_is_refused_and_left_alone(path: Path, tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="cannot be opened"):
-        await SqliteEventStore.open(tmp_path / "missing" / "events.db")
     path.write_bytes(b"no database at all, but long enough to be taken for one" * 50)
     with pytest.raises(NotAStoreError, match="not a database") as caught:
         await SqliteEventStore.open(path)
@@ -192,6 +189,33 @@ async def test_opening_without_creating_finds_what_is_there_and_makes_nothing(pa
     async with await SqliteEventStore.open(path, create=False) as store:
         assert await store.read("x") == log("x", 3)
         await store.append(event("x", 3))
+
+
+@pytest.mark.parametrize("create", [True, False])
+async def test_a_folder_that_is_missing_is_said_to_be_and_is_not_made(tmp_path: Path, create: bool) -> None:
+    path = tmp_path / "none" / "deeper" / "a.db"
+    with pytest.raises(StoreMissingError) as caught:
+        await SqliteEventStore.open(path, create=create)
+    assert str(caught.value) == f"{path}: there is no folder {path.parent}"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["file/a.db", "file/deeper/a.db"])
+async def test_a_folder_that_is_a_file_is_said_to_be_none(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("content")
+    with pytest.raises(StoreMissingError) as caught:
+        await SqliteEventStore.open(tmp_path / name)
+    assert str(caught.value) == f"{tmp_path / name}: {(tmp_path / name).parent} is no folder"
+    assert (tmp_path / "file").read_text() == "content"
+
+
+@pytest.mark.parametrize("store", [SqliteEventStore, PostgresEventStore])
+@pytest.mark.parametrize(("given", "options"), [((), {}), (("a.db",), {}), (("a.db",), {"create": False})])
+def test_a_store_that_is_constructed_instead_of_opened_says_how_to_open_it(
+    store: type[EventStore], given: tuple[str, ...], options: dict[str, Any]
+) -> None:
+    with pytest.raises(BadInputError, match=rf"use await {store.__name__}\.open\("):
+        store(*given, **options)
 
 
 async def test_a_name_that_is_not_utf8_is_refused_before_anything_happens(tmp_path: Path) -> None:

@@ -83,8 +83,11 @@ class PostgresEventStore(EventStore):
     cannot be reached, calls go on trying for `reconnect_timeout_ms`.
     """
 
-    def __init__(self, name: str, connections: Connections, writer: Writer) -> None:
-        """Not for callers: use `open`."""
+    def __init__(self, *_: object, **__: object) -> None:
+        """Raises `BadInputError`: use `open`, which waits."""
+        raise BadInputError("a PostgresEventStore is not constructed: use await PostgresEventStore.open(dsn)")
+
+    def _begin(self, name: str, connections: Connections, writer: Writer) -> None:
         self._name = name
         self._pid = os.getpid()
         self._loop = asyncio.get_running_loop()
@@ -157,7 +160,9 @@ class PostgresEventStore(EventStore):
             if isinstance(cause, LoomError):
                 raise
             raise opening_error(name, cause) from cause
-        return cls(name, connections, Writer(connections, connection))
+        store = cls.__new__(cls)
+        store._begin(name, connections, Writer(connections, connection))
+        return store
 
     async def append_batch(self, envelopes: Sequence[Envelope]) -> None:
         envelopes = tuple(envelopes)

@@ -51,8 +51,11 @@ class SqliteEventStore(EventStore):
     once; its write happens whole or not at all.
     """
 
-    def __init__(self, path: str, writer: Writer, readers: reader.Reader, now_ms: Callable[[], int]) -> None:
-        """Not for callers: use `open`."""
+    def __init__(self, *_: object, **__: object) -> None:
+        """Raises `BadInputError`: use `open`, which waits."""
+        raise BadInputError("a SqliteEventStore is not constructed: use await SqliteEventStore.open(path)")
+
+    def _begin(self, path: str, writer: Writer, readers: reader.Reader, now_ms: Callable[[], int]) -> None:
         self._path = path
         self._now_ms = now_ms
         self._pid = os.getpid()
@@ -77,10 +80,10 @@ class SqliteEventStore(EventStore):
         may open the file. It is asked on the store's threads too.
 
         Raises `BadInputError` for the arguments, `StoreMissingError` when nothing is there and `create` is
-        off, `NotAStoreError` for a file that is not loomfast's (it is not changed), `StoreBusyError` when it
-        is locked for longer than `busy_timeout_ms`, `StoreFullError`, `StoreReadOnlyError`,
-        `StoreCorruptError`, and `StorageError` (with its cause) when it cannot be opened for another reason
-        or is a newer version's.
+        off, or its folder is missing, `NotAStoreError` for a file that is not loomfast's (it is not changed),
+        `StoreBusyError` when it is locked for longer than `busy_timeout_ms`, `StoreFullError`,
+        `StoreReadOnlyError`, `StoreCorruptError`, and `StorageError` (with its cause) when it cannot be
+        opened for another reason or is a newer version's.
         """
         name = _file_name(path)
         if synchronous not in ("FULL", "NORMAL"):
@@ -99,7 +102,9 @@ class SqliteEventStore(EventStore):
             raise
         readers = reader.Reader(file, busy_timeout_ms)
         readers.start()
-        return cls(name, writer, readers, now_ms)
+        store = cls.__new__(cls)
+        store._begin(name, writer, readers, now_ms)
+        return store
 
     async def append_batch(self, envelopes: Sequence[Envelope]) -> None:
         envelopes = tuple(envelopes)

@@ -123,6 +123,7 @@ def _look(path: str, create: bool) -> None:
     if os.path.isdir(path):
         raise NotAStoreError(path, "is a folder, not a database")
     if not os.path.exists(path):
+        _look_at_folder(path)
         if not create:
             raise StoreMissingError(path)
         return
@@ -142,6 +143,19 @@ def _look(path: str, create: bool) -> None:
         raise
     except apsw.Error as error:
         raise open_error(path, error, 0) from error
+
+
+def _look_at_folder(path: str) -> None:
+    """Refuse a path whose folder is missing, or is none; one that may not be looked at is left to SQLite."""
+    folder = os.path.dirname(path)
+    try:
+        os.stat(os.path.join(folder, ""))
+    except FileNotFoundError as error:
+        raise StoreMissingError(path, f"there is no folder {folder}") from error
+    except NotADirectoryError as error:
+        raise StoreMissingError(path, f"{folder} is no folder") from error
+    except OSError:
+        return
 
 
 def _migrate(connection: apsw.Connection, path: str, create: bool) -> None:
