@@ -6,7 +6,13 @@ import pytest
 
 import loomfast as lf
 
-from .conftest import lines_of, log_of
+from .conftest import lines_of, log_of, write_log
+
+
+@lf.flow(id="kept", version="1")
+async def kept(ctx, value):
+    """What `check` is given."""
+
 
 GOOD = b'{"segment":0,"eventType":"note","payload":{"b":1.0,"a":"\\ud800"}}\n'
 DIGEST = lf.format_digest(lf.digest(0, "note", {"b": 1.0, "a": "\ud800"}))
@@ -93,3 +99,21 @@ def test_an_error_stays_on_one_printable_line_whatever_it_quotes(invoke):
     assert result.exit_code == 2
     assert len(result.stderr.splitlines()) == 1
     assert "\x1b" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "command", [("fold",), ("digest",), ("import", "b.db"), ("check", "--flow", f"{__name__}:kept")]
+)
+def test_a_database_in_place_of_json_lines_is_named_as_one(invoke, tmp_path, command):
+    write_log(tmp_path / "a.db", log_of("e"))
+    for given, source, text in (
+        (tmp_path / "a.db", tmp_path / "a.db", b""),
+        ("-", "<stdin>", (tmp_path / "a.db").read_bytes()),
+        ("postgresql://me:secret@host/db", "postgresql://…", b""),
+    ):
+        result = invoke(*command, given, input=text)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr == (
+            f"loomfast: {source}: is a database, not JSON lines"
+            " (print a log of it first: loomfast export DB EXECUTION_ID)\n"
+        )

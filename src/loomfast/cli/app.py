@@ -15,11 +15,13 @@ import loomfast
 from loomfast.cli.bench import bench
 from loomfast.cli.check import check
 from loomfast.cli.demo import demo
+from loomfast.cli.executions import list_executions
 from loomfast.cli.info import info
 from loomfast.cli.kernels import digest, fold
 from loomfast.cli.logs import export_log, import_log
 from loomfast.cli.output import CommandError
 from loomfast.cli.set_aside import release, set_aside
+from loomfast.cli.show import show
 from loomfast.cli.verify import verify
 from loomfast.cli.worker import worker
 
@@ -61,6 +63,8 @@ for command in (
     demo,
     bench,
     info,
+    list_executions,
+    show,
     export_log,
     import_log,
     fold,

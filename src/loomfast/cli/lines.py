@@ -12,8 +12,11 @@ from typing import Any, BinaryIO, NamedTuple
 
 import loomfast
 from loomfast.cli.output import CommandError
+from loomfast.stores import POSTGRES_SCHEMES
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# How a SQLite file begins.
+_SQLITE_HEADER = b"SQLite format 3\0"
 
 
 class Line(NamedTuple):
@@ -30,6 +33,8 @@ class Line(NamedTuple):
 
 def read_lines(path: str) -> Iterator[Line]:
     """Yield the objects of a file, or of stdin for `-`. Raises `CommandError` with file, line and reason."""
+    if path.startswith(POSTGRES_SCHEMES):
+        raise _database("postgresql://…")
     if path == "-":
         yield from _parse("<stdin>", sys.stdin.buffer)
     else:
@@ -40,6 +45,8 @@ def read_lines(path: str) -> Iterator[Line]:
 def _parse(source: str, file: BinaryIO) -> Iterator[Line]:
     for number, text in enumerate(file, 1):
         if number == 1:
+            if text.startswith(_SQLITE_HEADER):
+                raise _database(source)
             text = text.removeprefix(_BYTE_ORDER_MARK)
         text = text.strip(b" \t\r\n")
         if not text:
@@ -52,6 +59,12 @@ def _parse(source: str, file: BinaryIO) -> Iterator[Line]:
         if not isinstance(value, dict):
             raise line.bad("must be a JSON object")
         yield line._replace(value=value)
+
+
+def _database(source: str) -> CommandError:
+    return CommandError(
+        f"{source}: is a database, not JSON lines", "print a log of it first: loomfast export DB EXECUTION_ID"
+    )
 
 
 def read_event(line: Line) -> loomfast.Envelope:
