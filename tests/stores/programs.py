@@ -80,6 +80,6 @@ async def on_the_writer(store: Any, sql: str) -> None:
 
     writer.Ledger.commit = commit  # type: ignore[method-assign]  # undone below
     try:
-        await store._ask(store._writer, None, Judged(""))
+        await store._ask(store._writer, None, Judged("", None))
     finally:
         writer.Ledger.commit = original  # type: ignore[method-assign]  # as it was
