@@ -16,7 +16,7 @@ import os
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Literal, Self, TypeVar, get_args
+from typing import Any, Final, Literal, Never, Self, TypeVar, get_args
 
 from loomfast._errors import (
     BadInputError,
@@ -83,7 +83,7 @@ class PostgresEventStore(EventStore):
     cannot be reached, calls go on trying for `reconnect_timeout_ms`.
     """
 
-    def __init__(self, *_: object, **__: object) -> None:
+    def __init__(self, *_: Never, **__: Never) -> None:
         """Raises `BadInputError`: use `open`, which waits."""
         raise BadInputError("a PostgresEventStore is not constructed: use await PostgresEventStore.open(dsn)")
 

@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Literal, Never, Self
 
 from loomfast._errors import BadInputError, StoreClosedError
 from loomfast._kernels import Envelope, State
@@ -51,7 +51,7 @@ class SqliteEventStore(EventStore):
     once; its write happens whole or not at all.
     """
 
-    def __init__(self, *_: object, **__: object) -> None:
+    def __init__(self, *_: Never, **__: Never) -> None:
         """Raises `BadInputError`: use `open`, which waits."""
         raise BadInputError("a SqliteEventStore is not constructed: use await SqliteEventStore.open(path)")
 
