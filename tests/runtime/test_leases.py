@@ -359,12 +359,18 @@ async def dispatched(rt: lf.WorkflowRuntime) -> lf.ExecutionHandle:
     return await rt.recover("x", fence=fence) if isinstance(fence, int) else fence
 
 
+async def answered(rt: lf.WorkflowRuntime) -> lf.ExecutionHandle:
+    await rt.answer("x", "go", 0)
+    return await rt.recover("x")
+
+
 # How an execution is fenced under a lease, and the flow that is left for it.
 FENCED: dict[str, tuple[Any, Callable[[lf.WorkflowRuntime], Coroutine[Any, Any, lf.ExecutionHandle]]]] = {
     "recover": (working, lambda rt: rt.recover("x")),
     "a dispatch": (working, dispatched),
     "fire": (sleeping, lambda rt: rt.fire("x", fenced=True)),
     "resume": (gated, lambda rt: rt.resume("x", "go", 0)),
+    "answer": (gated, answered),
 }
 
 

@@ -33,7 +33,7 @@ class Draft(NamedTuple):
 
 
 def answer(
-    flow: FlowDefinition,
+    flow: FlowDefinition | None,
     state: State,
     event_type: str,
     payload: Any,
@@ -41,7 +41,10 @@ def answer(
     gate: int | None,
     resume_id: str | None,
 ) -> tuple[Draft, ...]:
-    """Answer the pending gate. Raises `GateRefusedError`, `InputValidationError`, `JsonFormError`."""
+    """Answer the pending gate. Raises `GateRefusedError`, `InputValidationError`, `JsonFormError`.
+
+    Without its flow, the payload is any JSON.
+    """
 
     def refuse(reason: str) -> GateRefusedError:
         return GateRefusedError(state.execution_id, event_type, reason)
@@ -62,7 +65,8 @@ def answer(
     body = encode(payload)
     # What is judged is what is stored, not the Python value it came as.
     where = f"answer to gate {pending.ordinal} ({event_type!r})"
-    schema.check(flow.gates.get(event_type), decode(body), where)
+    if flow is not None:
+        schema.check(flow.gates.get(event_type), decode(body), where)
     return _pass(pending.ordinal, event_type, body, resume_id)
 
 

@@ -1,6 +1,10 @@
 """Answering executions: what is said to one from outside is appended whole, and drives it on.
 
 What lives here: `Answering`. What must not: which answers fit a state (`_core/answers.py`).
+
+What is left to others is marked as stopped in order before the answer is written: from then on it is running
+and driven by nobody, and whoever takes it up, however soon, or because this process has died, finds no crash.
+Where another answer is first after all, the mark stays, and forgives one crash: no harm.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from loomfast._runtime.driven import DrivenExecutions
 from loomfast._runtime.execution import STOP_S, DrivenExecution
 from loomfast._runtime.flows import FlowTable
 from loomfast._runtime.journal import fenced_out
+from loomfast._runtime.recovering import Recovering
 
 # How many answers are looked at together, in search of one by its id.
 GATES = 32
@@ -34,8 +39,9 @@ GATES = 32
 class Answering:
     """Answers gates and questions of doubt."""
 
-    def __init__(self, driven: DrivenExecutions, flows: FlowTable) -> None:
+    def __init__(self, driven: DrivenExecutions, recovering: Recovering, flows: FlowTable) -> None:
         self._driven = driven
+        self._recovering = recovering
         self._flows = flows
 
     async def resume(
@@ -46,19 +52,23 @@ class Answering:
         correlation_key: str | None,
         gate: int | None,
         resume_id: str | None,
+        *,
+        leave: bool = False,
     ) -> DrivenExecution | None:
-        """Return what is driven now; None for a repeat of an answer, if nobody here drives it.
+        """Return what is driven now; None for what is left to others, and a repeat if nobody here drives it.
 
-        See `WorkflowRuntime.resume`.
+        See `WorkflowRuntime.resume`, and with `leave` `WorkflowRuntime.answer`.
         """
+        flow_of = self._flows.known if leave else self._flows.of
 
-        def told() -> Coroutine[Any, Any, DrivenExecution]:
+        def told() -> Coroutine[Any, Any, DrivenExecution | None]:
             return self._tell_in_turn(
                 execution_id,
                 lambda state: answers.answer(
-                    self._flows.of(state), state, event_type, payload, correlation_key, gate, resume_id
+                    flow_of(state), state, event_type, payload, correlation_key, gate, resume_id
                 ),
                 lambda: GateRefusedError(execution_id, event_type, "another writer was first"),
+                leave=leave,
             )
 
         if resume_id is None:
@@ -74,7 +84,7 @@ class Answering:
         resume_id: str,
         event_type: str,
         payload: Any,
-        told: Callable[[], Coroutine[Any, Any, DrivenExecution]],
+        told: Callable[[], Coroutine[Any, Any, DrivenExecution | None]],
     ) -> DrivenExecution | None:
         """Give an answer unless it is on record already."""
         if not await self._given(execution_id, resume_id, event_type, payload):
@@ -109,7 +119,7 @@ class Answering:
         except PrefixTruncatedError:
             return None
 
-    async def fire(self, execution_id: str, fenced: bool) -> DrivenExecution:
+    async def fire(self, execution_id: str, fenced: bool) -> DrivenExecution | None:
         """See `WorkflowRuntime.fire`."""
         return await self._tell(
             execution_id,
@@ -121,7 +131,7 @@ class Answering:
 
     async def resolve_in_doubt(
         self, execution_id: str, key: str, output: Any, error: BaseException | None, release: bool
-    ) -> DrivenExecution:
+    ) -> DrivenExecution | None:
         """See `WorkflowRuntime.resolve_in_doubt`."""
         return await self._tell(
             execution_id,
@@ -137,7 +147,7 @@ class Answering:
         *,
         fenced: bool = False,
         patient: bool = True,
-    ) -> DrivenExecution:
+    ) -> DrivenExecution | None:
         """Append what `drafted` makes of the state, all or nothing, and drive on.
 
         `beaten` makes the error for a call that came second. With `fenced`, one that is not driven here is
@@ -155,7 +165,9 @@ class Answering:
         *,
         fenced: bool = False,
         patient: bool = True,
-    ) -> DrivenExecution:
+        leave: bool = False,
+    ) -> DrivenExecution | None:
+        """As `_tell`, in a turn. With `leave`, one that is not driven here is left to others (None)."""
         live = self._driven.live(execution_id)
         if live is not None:
             try:
@@ -181,7 +193,7 @@ class Answering:
         if not patient and self._driven.leases is not None:
             await fits()  # which costs less than a claim
         async with self._driven.claimed(execution_id, fits if patient else None):
-            return await self._tell_parked(execution_id, drafted, beaten, fenced=fenced)
+            return await self._tell_parked(execution_id, drafted, beaten, fenced=fenced, leave=leave)
 
     async def _tell_parked(
         self,
@@ -190,7 +202,8 @@ class Answering:
         beaten: Callable[[], ConflictError],
         *,
         fenced: bool,
-    ) -> DrivenExecution:
+        leave: bool,
+    ) -> DrivenExecution | None:
         async def fence_fitting() -> int:
             # Look again before fencing: who was first must not be stopped by the one who is refused.
             drafted(await self._driven.states.load(execution_id))
@@ -199,16 +212,22 @@ class Answering:
         fence = await fence_fitting() if fenced else None
         while True:
             state = await self._driven.states.load(execution_id)
-            flow = self._flows.of(state)
+            flow = None if leave else self._flows.of(state)
             journal = self._driven.journal(execution_id, state=state, fence=fence)
             try:
                 drafts = drafted(state)
             except ConflictError:
                 if fence is not None and state.status == RUNNING:
-                    # Somebody was first after all, and is fenced out by now: whoever fences must drive.
-                    self._driven.drive(flow, journal)
+                    # Somebody was first after all, and is fenced out by now: whoever fences must drive, or
+                    # leave it as what has not crashed.
+                    if flow is None:
+                        await self._recovering.mark_stopped(journal)
+                    else:
+                        self._driven.drive(flow, journal)
                 raise
             envelopes = journal.envelopes(drafts)
+            if flow is None:
+                await self._recovering.mark_stopped(journal)
             try:
                 await self._driven.append(*envelopes)
                 break
@@ -221,4 +240,4 @@ class Answering:
                 raise beaten() from error
         for envelope in envelopes:
             journal.adopt(envelope)
-        return self._driven.drive(flow, journal)
+        return None if flow is None else self._driven.drive(flow, journal)

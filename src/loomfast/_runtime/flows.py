@@ -34,6 +34,13 @@ class FlowTable:
         """Return the flow that an execution was started with. Raises `UnknownFlowError`, `StoreReadError`."""
         return self.named(read_recorded(state.execution_id, 0, lambda: state.flow_id), state.execution_id)
 
+    def known(self, state: State) -> FlowDefinition | None:
+        """Return the flow that an execution was started with, None unless it is known. Else as `of`."""
+        try:
+            return self.of(state)
+        except UnknownFlowError:
+            return None
+
     def named(self, flow_id: str, execution_id: str | None = None) -> FlowDefinition:
         """Return a flow by its id. Raises `UnknownFlowError`, for the execution that needs it."""
         flow = self._flows.get(flow_id)

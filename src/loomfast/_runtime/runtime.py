@@ -46,7 +46,8 @@ MAX_CRASHES = 5
 class WorkflowRuntime:
     """Runs flows on an event store.
 
-    `flows` are the flows that `resume` and `recover` may meet in the store; `start` adds its own.
+    `flows` are the flows that `resume` and `recover` may meet in the store; `start` adds its own. `answer`
+    needs none.
     `determinism` says what becomes of a re-run that asks the log a different question than it answers:
     `error` (the default: the run fails loudly and nothing is appended past the difference), `warn` or
     `ignore`. `clock` and `id_factory` are injected so that a run can be repeated exactly. `step_threads`
@@ -121,8 +122,8 @@ class WorkflowRuntime:
         self._driven = driven = DrivenExecutions(store, deps, hooks, batch_events=batch_events, leases=leases)
         self._waiting = Waiting(driven)
         self._starting = Starting(driven, self._flows, id_factory)
-        self._answering = Answering(driven, self._flows)
         self._recovering = Recovering(driven, self._flows, max_crashes)
+        self._answering = Answering(driven, self._recovering, self._flows)
         self._cancelling = Cancelling(driven, self._recovering)
         self._history = History(
             driven, self._flows, id_factory, snapshot_every=snapshot_every, truncate=truncate
@@ -213,6 +214,29 @@ class WorkflowRuntime:
         self._driven.check_open()
         live = await self._answering.resume(
             execution_id, event_type, payload, correlation_key, gate, resume_id
+        )
+        return self._waiting.handle(execution_id, live)
+
+    async def answer(
+        self,
+        execution_id: str,
+        event_type: str,
+        payload: Any = None,
+        *,
+        correlation_key: str | None = None,
+        gate: int | None = None,
+        resume_id: str | None = None,
+    ) -> ExecutionHandle:
+        """Answer the pending gate for others to drive on from: a worker's next sweep takes it up.
+
+        It is judged, written, refused and repeated as by `resume`, is durable when this returns, and nothing
+        of the execution runs here; only one that is still driven here, behind its open gate, goes on here.
+        The flow need not be known to this runtime. Where it is not, there is no schema for that gate to check
+        the payload against: it goes into the log, and to the flow, as it is. Raises as `resume`.
+        """
+        self._driven.check_open()
+        live = await self._answering.resume(
+            execution_id, event_type, payload, correlation_key, gate, resume_id, leave=True
         )
         return self._waiting.handle(execution_id, live)
 
