@@ -89,7 +89,13 @@ async def doubtful(ctx: lf.WorkflowContext, input: Any) -> None:
     await ctx.run(wire)
 
 
-FLOWS = [long, short, napping, asks, doubtful]
+@lf.flow
+async def approved(ctx: lf.WorkflowContext, input: Any) -> Any:
+    answer = await ctx.suspend("ok")
+    return [answer, await ctx.run(effect, [ctx.execution_id, "approved", 0.5])]
+
+
+FLOWS = [long, short, napping, asks, doubtful, approved]
 
 
 def worker(store: lf.EventStore, seed: int = 1, *flows: Any, **options: Any) -> lf.Worker:
@@ -728,3 +734,44 @@ async def test_a_submission_that_does_not_fit_is_refused_and_not_written(open_st
             assert (account.crashes, account.orderly) == (0, True)
         with pytest.raises(lf.RuntimeClosedError):
             await rt.submit(strict, 1)
+
+
+@pytest.mark.parametrize("lease_ttl_s", [None, 3.0])
+def test_what_is_answered_without_its_code_is_driven_on_by_a_worker_only_and_counts_no_crash(
+    lease_ttl_s: float | None,
+) -> None:
+    async def main() -> None:
+        store = memory_store()
+        names = [f"a{n}" for n in range(20)]
+        once = {"max_crashes": 1}
+        async with node(store, 9, lease_ttl_s=lease_ttl_s) as client:
+            async with worker(store, 1, runtime=once) as one, worker(store, 2, runtime=once) as two:
+                for name in names:
+                    await (await one.runtime.start(approved, execution_id=name)).rest()
+                handles = [await client.answer(name, "ok", 1, resume_id="click") for name in names]
+                for name in names:
+                    await client.answer(name, "ok", 1, resume_id="click")
+                    with pytest.raises(lf.GateRefusedError):
+                        await client.answer(name, "ok", 2)
+                assert not any(client.drives(name) for name in names)
+                assert [await handle.result() for handle in handles] == [[1, name] for name in names]
+                assert (one.health().failing, two.health().failing) == (0, 0)
+                assert now_s() < 7, "the next sweep takes it up"
+            assert await client.set_aside() == []
+        assert work.done == dict.fromkeys(names, 1)
+        for name in names:
+            assert await store.recoveries.get(name) is None
+            assert of(await store.read(name), "ok", "EXECUTION_RESUMED") == ["ok", "EXECUTION_RESUMED"]
+
+    virtually(main)
+
+
+async def test_an_answer_reaches_its_worker_through_any_store(open_store: OpenStore) -> None:
+    async with open_store() as store:
+        async with lf.WorkflowRuntime(store, lease_ttl_s=30) as gone:
+            await (await gone.start(approved, execution_id="x")).rest()
+        app = lf.App([approved], options={"max_crashes": 1})
+        async with lf.WorkflowRuntime(store, lease_ttl_s=30) as client, lf.Worker(store, app, sweep_s=0.05):
+            handle = await client.answer("x", "ok", {"by": "Ann"})
+            assert await handle.result() == [{"by": "Ann"}, "x"]
+        assert work.done == {"x": 1}

@@ -74,6 +74,8 @@ async def test_an_answer_is_durable_runs_nothing_here_and_is_no_crash_for_whoeve
             with pytest.raises(lf.GateRefusedError, match="no gate is open"):
                 await approve(rt, {"approved": False})
             waiter = asyncio.create_task(handle.result())
+            while await store.leases.get("x") is not None:  # it is given back in the background
+                await asyncio.sleep(0)
             assert await drive_on(store, lease_ttl_s=lease_ttl_s) == {"approved": True}
             assert await waiter == {"approved": True}
             with pytest.raises(lf.GateRefusedError, match="it has completed"):
@@ -346,7 +348,7 @@ def test_an_answer_waits_for_the_run_that_unwinds_elsewhere_and_then_gives_its_l
             await asyncio.sleep(0.001)
             assert await store.leases.get("x") is None
             assert await (await three.recover("x")).result() == 7
-            assert asyncio.get_running_loop().time() - answered < TTL_S / 10
+            assert asyncio.get_running_loop().time() - answered < TTL_S / 2
         assert effects == ["unwound", 7]
         assert await store.recoveries.get("x") is None
 
