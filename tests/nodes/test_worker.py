@@ -754,7 +754,8 @@ def test_what_is_answered_without_its_code_is_driven_on_by_a_worker_only_and_cou
                     with pytest.raises(lf.GateRefusedError):
                         await client.answer(name, "ok", 2)
                 assert not any(client.drives(name) for name in names)
-                assert [await handle.result() for handle in handles] == [[1, name] for name in names]
+                async with asyncio.timeout(MINUTE):
+                    assert [await handle.result() for handle in handles] == [[1, name] for name in names]
                 assert (one.health().failing, two.health().failing) == (0, 0)
                 assert now_s() < 7, "the next sweep takes it up"
             assert await client.set_aside() == []

@@ -223,7 +223,7 @@ async def test_an_answer_to_what_was_fenced_before_is_written_under_a_token_of_i
 
 
 async def test_who_is_fenced_out_by_an_answer_that_comes_second_is_taken_up_as_no_crash() -> None:
-    """Without leases: another answer, and a step behind it, get in between the last look and the fence."""
+    """Without leases, between the last look and the fence another answer is given, and driven on from."""
 
     @lf.flow
     async def flow(ctx: lf.WorkflowContext, input: Any) -> Any:
@@ -253,7 +253,12 @@ async def test_who_is_fenced_out_by_an_answer_that_comes_second_is_taken_up_as_n
     await park(store, flow)
     await store.acquire_fence("x")
     async with runtime(store, flow) as one, runtime(store) as two:
-        store.first = lambda: one.resume("x", "go", 1)
+
+        async def first() -> None:
+            await one.answer("x", "go", 1)
+            await one.recover("x")
+
+        store.first = first
         with pytest.raises(lf.GateRefusedError, match="no gate is open"):
             await two.answer("x", "go", 2)
         assert not two.drives("x")
