@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 import loomfast as lf
-from loomfast._runtime import waiting as waits
+from loomfast._runtime import polling
 from loomfast.stores import EventStore
 from loomfast.stores import _postgres_waking as waking
 from loomfast.testing.postgres import PostgresServer
@@ -120,7 +120,7 @@ async def test_a_store_listens_from_the_first_watch_on_and_not_before(
 async def test_a_handle_is_woken_by_what_another_process_does_long_before_it_would_look(
     open_postgres: OpenPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waits, "POLL_S", 10_000)
+    monkeypatch.setattr(polling, "POLL_S", 10_000)
 
     @lf.flow
     async def wait(ctx: lf.WorkflowContext, _: None) -> str:
@@ -143,7 +143,7 @@ async def test_a_handle_is_woken_by_what_another_process_does_long_before_it_wou
 async def test_who_follows_what_another_process_drives_is_woken_where_it_rests_and_ends(
     open_postgres: OpenPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waits, "POLL_S", 10_000)
+    monkeypatch.setattr(polling, "POLL_S", 10_000)
 
     @lf.flow
     async def wait(ctx: lf.WorkflowContext, _: None) -> None:
@@ -172,7 +172,7 @@ async def test_who_follows_what_another_process_drives_is_woken_where_it_rests_a
 async def test_a_handle_on_another_event_loop_is_woken_too(
     open_postgres: OpenPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waits, "POLL_S", 10_000)
+    monkeypatch.setattr(polling, "POLL_S", 10_000)
     async with await open_postgres() as store:
         await store.append(event("x", 0))
         statuses: list[str] = []
