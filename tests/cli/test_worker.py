@@ -11,7 +11,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
@@ -91,12 +91,12 @@ class Process:
     def __init__(self, folder: Path, name: str, *options: str) -> None:
         store = () if "--db" in options else ("--db", "events.db")
         command = [sys.executable, "-m", "loomfast", "worker", name, *store, *options]
-        self.errors: IO[str] = open(folder / f"log-{time.monotonic_ns()}", "w+")  # noqa: SIM115
-        self.process = subprocess.Popen(command, cwd=folder, stdout=self.errors, stderr=self.errors)
+        self.log = folder / f"log-{time.monotonic_ns()}"
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
 
     def said(self) -> str:
-        self.errors.seek(0)
-        return self.errors.read()
+        return self.log.read_text()
 
     def ready(self) -> Process:
         until(lambda: READY.search(self.said()) or self.process.poll() is not None)
@@ -110,7 +110,6 @@ class Process:
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
-        self.errors.close()
 
 
 def until(condition: Callable[[], Any], limit_s: float = 60) -> None:
