@@ -47,6 +47,8 @@ T = TypeVar("T")
 POLLS = 40
 # How many executions have their first turn before the event loop gets its own.
 BEGIN_A_TURN = 16
+# What keeps an execution from going on wherever it is tried: a log its flow does not fit, or a damaged one.
+CANNOT_GO_ON = (DeterminismError, StoreReadError)
 # Of how many executions it is remembered that they could not go on.
 STUCK = 10_000
 
@@ -244,7 +246,7 @@ class DrivenExecutions:
         if state is not None:
             self.states.keep(state)
             self._stuck.discard(execution_id)
-        elif isinstance(live.failure, DeterminismError | StoreReadError):
+        elif isinstance(live.failure, CANNOT_GO_ON):
             self._complain(execution_id, live.failure)
         if self.leases is not None:
             self.leases.give_back_of(execution_id)

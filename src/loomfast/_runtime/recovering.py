@@ -23,11 +23,11 @@ from loomfast._core.arguments import count_argument, fence_argument
 from loomfast._errors import ConflictError, ExecutionSetAsideError, LeaseHeldError, StaleFenceError
 from loomfast._events import RUNNING
 from loomfast._kernels import State
-from loomfast._runtime.driven import DrivenExecutions
+from loomfast._runtime.driven import CANNOT_GO_ON, DrivenExecutions
 from loomfast._runtime.execution import DrivenExecution
 from loomfast._runtime.flows import FlowTable
 from loomfast._runtime.hooks import logger
-from loomfast._runtime.journal import ExecutionJournal, fenced_out
+from loomfast._runtime.journal import ExecutionJournal
 from loomfast._runtime.recorded import read_recorded
 from loomfast.stores import Recovery
 
@@ -158,8 +158,7 @@ class Recovering:
     def rested(self, live: DrivenExecution, state: State | None) -> None:
         """Forget, in the background, the crashes of an execution that has come to rest.
 
-        One that could not go on has not crashed: its next recovery counts none. What another process drives
-        by now is that one's to count.
+        One that could not go on has not crashed: its next recovery counts none.
         """
         execution_id = live.journal.execution_id
         counted = execution_id in self._counted
@@ -167,7 +166,7 @@ class Recovering:
         if state is not None:
             if counted:
                 self._driven.keep(self.forget(execution_id))
-        elif live.failure is not None and not fenced_out(live.failure) and not self._driven.closed:
+        elif isinstance(live.failure, CANNOT_GO_ON) and not self._driven.closed:
             self._driven.keep(self._driven.in_turn(execution_id, self.mark_stopped(live.journal)))
 
     async def mark_stopped(self, journal: ExecutionJournal) -> None:
