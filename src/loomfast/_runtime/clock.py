@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 
@@ -27,6 +28,15 @@ class SystemClock:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+
+def moment(at_ms: int) -> str | None:
+    """Return milliseconds since the epoch as ISO 8601 in UTC; None for a time that has no such form."""
+    try:
+        at = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=at_ms)
+    except OverflowError:
+        return None
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def timer(clock: Clock, seconds: float) -> asyncio.Task[None]:

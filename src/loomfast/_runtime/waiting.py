@@ -5,11 +5,11 @@ What lives here: `Waiting`, behind every handle. What must not: anything that ch
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Collection
 
 from loomfast._errors import LeaseLostError, StorageWriteError, UnknownExecutionError
 from loomfast._kernels import State
+from loomfast._runtime.clock import moment
 from loomfast._runtime.driven import DrivenExecutions
 from loomfast._runtime.execution import DrivenExecution
 from loomfast._runtime.following import ExecutionEvents
@@ -88,11 +88,6 @@ class Waiting:
             "execution %r is waited for, and has been due since %s: nothing wakes it. Run a TimerService"
             " beside this runtime, or a `loomfast worker` on this store",
             state.execution_id,
-            _time(wake_at),
+            moment(wake_at),
         )
         return True
-
-
-def _time(at_ms: int) -> str:
-    at = datetime.datetime.fromtimestamp(0, datetime.UTC) + datetime.timedelta(milliseconds=at_ms)
-    return at.isoformat(timespec="milliseconds")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from datetime import UTC, datetime, timedelta
 from tempfile import SpooledTemporaryFile
 from types import TracebackType
 from typing import Any, Self
@@ -38,15 +37,6 @@ class CommandError(click.ClickException):
 def printable(text: str) -> str:
     """Return a text as one line that any terminal can show, whatever stood in the input that it quotes."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
-
-
-def moment(ms: int) -> str | None:
-    """Return milliseconds since the epoch as ISO 8601 in UTC; None for a time that has no such form."""
-    try:
-        at = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=ms)
-    except OverflowError:
-        return None
-    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class Whole:

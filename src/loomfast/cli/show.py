@@ -10,8 +10,9 @@ import click
 
 import loomfast
 from loomfast import _events as ev
+from loomfast._runtime.clock import moment
 from loomfast._runtime.loading import StateLoader
-from loomfast.cli.output import CommandError, Whole, moment
+from loomfast.cli.output import CommandError, Whole
 from loomfast.stores import EventStore
 
 # Events read from the store at a time.
